@@ -2,6 +2,7 @@
 
 ProtocolError       a peer's message breaks the protocol
 BadRequest          a caller's request is invalid; names the field
+├── TooManyTokens   the request does not fit the model
 ├── UnknownField    there is no field of this name
 └── MissingField    a required field is not there
 """
@@ -54,6 +55,31 @@ class BadRequest(ValueError):  # noqa: N818  (the outcome's name in HTTP and in 
     def fault(self) -> Fault:
         """The error as a wire type."""
         return Fault("bad_request", str(self), self.field)
+
+
+class TooManyTokens(BadRequest):
+    """The prompt, or the prompt with the answer that it asks for, is longer than the model takes.
+
+    num_prompt_tokens, num_answer_tokens, max_num_tokens: see `Fault`.
+    """
+
+    def __init__(
+        self,
+        field: str,
+        given: object,
+        allowed: str,
+        num_prompt_tokens: int,
+        max_num_tokens: int,
+        *,
+        num_answer_tokens: int = 0,
+    ) -> None:
+        super().__init__(field, given, allowed)
+        self._numbers = num_prompt_tokens, num_answer_tokens, max_num_tokens
+
+    @property
+    def fault(self) -> Fault:
+        """The error as a wire type."""
+        return Fault("bad_request", str(self), self.field, *self._numbers)
 
 
 class UnknownField(BadRequest):

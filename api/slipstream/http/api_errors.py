@@ -107,9 +107,12 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Headers = (),
+        anthropic_message: str = "",
     ) -> None:
+        """anthropic_message: in place of the message where the body is Anthropic's."""
         super().__init__(message)
         self.status = status
+        self._anthropic_message = anthropic_message or message
         kind = _SERVER_ERROR if status >= 500 else _INVALID
         self.body = ErrorBody(ErrorFields(message, kind, param, code))
         self._headers = headers
@@ -127,7 +130,8 @@ class ApiError(Exception):
         code = self.body.error.code
         details = UNSET if code is None else AnthropicErrorDetails(code)
         return AnthropicErrorBody(
-            AnthropicErrorFields(kind, str(self), details), request_id if request_id else UNSET
+            AnthropicErrorFields(kind, self._anthropic_message, details),
+            request_id if request_id else UNSET,
         )
 
 
@@ -191,11 +195,12 @@ def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
     match error:
         case ApiError():
             return error
-        case BadRequestError(field=field):
+        case BadRequestError(field=field, fault=fault):
             name, message = param_names.get(field or "", field), str(error)
             if field and name and message.startswith(f"{field}:"):
                 message = name + message.removeprefix(field)
-            return bad_field(name, message)
+            theirs = _anthropic_message(fault)
+            return ApiError(400, message, param=name, anthropic_message=theirs)
         case ConflictError():
             return ApiError(409, str(error))
         case SupersededError():
@@ -218,3 +223,18 @@ def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
             return ApiError(500, str(error), code="engine_error")
         case _:
             return ApiError(500, "internal server error; the server's log has more")
+
+
+def _anthropic_message(fault: Fault) -> str:
+    """Of a request that does not fit the model, the message by which Anthropic's clients know it;
+    empty for any other. Claude Code then shortens the conversation, or the answer that it asks for.
+    """
+    num, num_answer, most = fault.num_prompt_tokens, fault.num_answer_tokens, fault.max_num_tokens
+    if not num:
+        return ""
+    if not num_answer:
+        return f"prompt is too long: {num} tokens > {most} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {num} + {num_answer} > {most}, "
+        "decrease input length or `max_tokens` and try again"
+    )

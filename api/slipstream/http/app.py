@@ -42,6 +42,7 @@ from slipstream.http.config import Limits
 from slipstream.http.counters import OTHER
 from slipstream.http.endpoints import openapi
 from slipstream.http.endpoints.model_endpoints import ModelEndpoints
+from slipstream.http.endpoints.model_pages import page_of
 from slipstream.http.endpoints.response_endpoints import PATH
 from slipstream.http.endpoints.response_endpoints import PREFIX as RESPONSES
 from slipstream.http.endpoints.resume import PREFIX as STREAMS
@@ -315,10 +316,15 @@ class App:
         model_name = ", ".join(names) or None
         exchange.respond(self.live.response(model_name, self.health.processes, self._io.replicas))
 
-    def _get_models(self, _request: HttpRequest, exchange: Exchange) -> None:
+    def _get_models(self, request: HttpRequest, exchange: Exchange) -> None:
+        """Raises: ApiError."""
         models = served_models(self._io)
-        found = [self._model_body(each, name) for each in models for name in listed_names(each)]
-        exchange.respond(json_response(200, Models(found, found[0].id, found[-1].id)))
+        names = list(dict.fromkeys(name for each in models for name in listed_names(each)))
+        page = page_of(names, request.query)
+        shown = [names[at] for at in page.places]
+        found = [self._model_body(served_model(self._io, name), name) for name in shown]
+        first, last = (found[0].id, found[-1].id) if found else (None, None)
+        exchange.respond(json_response(200, Models(found, first, last, page.has_more)))
 
     def _get_model(self, request: HttpRequest, exchange: Exchange) -> None:
         name = unquote(request.path.removeprefix(_MODEL))

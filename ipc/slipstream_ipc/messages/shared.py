@@ -32,11 +32,18 @@ class Frame(Struct, Generic[Body], array_like=True, gc=False, frozen=True):
 
 
 class Fault(Struct, array_like=True, frozen=True):
-    """An error: its code, a message for people, and the field of the request it is about."""
+    """An error: its code, a message for people, and the field of the request it is about.
+
+    Of a request that does not fit the model, also tokens: those of the prompt (at least), of the
+    answer that it asks for (0 where the prompt alone is too long), and how many there may be.
+    """
 
     code: ErrorCode
     message: LongText
     field: Label | None = None
+    num_prompt_tokens: U32 = 0
+    num_answer_tokens: U32 = 0
+    max_num_tokens: U32 = 0
 
 
 class TraceContext(Struct, array_like=True, frozen=True):

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from slipstream_ipc.columns import UInt32s
-from slipstream_ipc.errors import BadRequest, Summary
+from slipstream_ipc.errors import BadRequest, Summary, TooManyTokens
 from slipstream_ipc.messages import (
     MAX_CHAT_TURNS,
     MAX_LABEL_CHARS,
@@ -247,8 +247,9 @@ def check_prompt(token_ids: UInt32s, params: SamplingParams, card: ModelCard) ->
         allowed = f"token ids in [0, {card.vocab_size})"
         raise BadRequest("prompt_token_ids", largest, allowed)
     if num >= card.max_model_len:
-        allowed = f"at most {card.max_model_len - 1} (max_model_len {card.max_model_len} less one)"
-        raise BadRequest("prompt", Summary(f"{num} tokens"), allowed)
+        most = card.max_model_len - 1
+        allowed = f"at most {most} (max_model_len {card.max_model_len} less one)"
+        raise TooManyTokens("prompt", Summary(f"{num} tokens"), allowed, num, most)
     room = card.max_model_len - num
     for token_id in params.stop_token_ids:
         if not 0 <= token_id < card.vocab_size:
@@ -258,7 +259,14 @@ def check_prompt(token_ids: UInt32s, params: SamplingParams, card: ModelCard) ->
     max_tokens = room if params.max_tokens is None else params.max_tokens
     if max_tokens > room:
         allowed = f"at most {room} (max_model_len {card.max_model_len} less the prompt's {num})"
-        raise BadRequest("max_tokens", max_tokens, allowed)
+        raise TooManyTokens(
+            "max_tokens",
+            max_tokens,
+            allowed,
+            num,
+            card.max_model_len,
+            num_answer_tokens=max_tokens,
+        )
     check_logprob_bytes(params, num, max_tokens, card.vocab_size)
     return max_tokens
 

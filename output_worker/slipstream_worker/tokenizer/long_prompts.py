@@ -6,8 +6,8 @@ text, a prompt of five words took 0.5 ms at the 99th percentile, and 44 ms at mo
 
 - The tokenizer process renders one long prompt at a time, on a separate thread, beside short ones.
   Tenants take turns (`fair_order`).
-- A prompt that cannot fit the model is refused after part of it has been tokenised (`is_too_long`),
-  so that it costs hardly more than the longest prompt that fits.
+- A prompt that cannot fit the model is refused after part of it has been tokenised
+  (`tokens_if_too_long`), so that it costs hardly more than the longest prompt that fits.
 """
 
 from __future__ import annotations
@@ -50,20 +50,21 @@ def is_long(request: Render) -> bool:
     return size_of(request) > LONG_CHARS
 
 
-def is_too_long(text: str, max_tokens: int, count: Callable[[str], int]) -> bool:
-    """Whether a text certainly has more than `max_tokens` tokens, from as short a part as possible.
+def tokens_if_too_long(text: str, max_tokens: int, count: Callable[[str], int]) -> int:
+    """The tokens counted of a text that certainly has more than `max_tokens`; 0 if it may fit.
 
-    count: number of tokens of a text. The text is counted in slices; as a cut can add tokens, only
-    more than twice `max_tokens` counts as too long. `max_tokens` 0 allows any number.
+    count: number of tokens of a text. The text is counted in slices, of which as few as possible
+    are; as a cut can add tokens, only more than twice `max_tokens` counts as too long. `max_tokens`
+    0 allows any number.
     """
     if not max_tokens or len(text) <= max(SLICE_CHARS, 2 * max_tokens):
-        return False
+        return 0
     num = 0
     for begin in range(0, len(text), SLICE_CHARS):
         num += count(text[begin : begin + SLICE_CHARS])
         if num > 2 * max_tokens:
-            return True
-    return False
+            return num
+    return 0
 
 
 class LongPromptThread:

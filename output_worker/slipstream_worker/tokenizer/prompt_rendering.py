@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from slipstream_ipc.columns import pack_u32, u32
-from slipstream_ipc.errors import BadRequest, Summary, brief
+from slipstream_ipc.errors import BadRequest, Summary, TooManyTokens, brief
 from slipstream_ipc.messages import (
     AnswerOptions,
     AnswerSettings,
@@ -30,7 +30,7 @@ from slipstream_worker.detokenizer.panics import is_panic
 from slipstream_worker.formats.call_grammar import refusal
 from slipstream_worker.tokenizer.answer_settings import ReadFormat
 from slipstream_worker.tokenizer.bad_words import bad_word_ids
-from slipstream_worker.tokenizer.long_prompts import is_too_long
+from slipstream_worker.tokenizer.long_prompts import tokens_if_too_long
 from slipstream_worker.tokenizer.open_turn import ChatTexts, open_turn
 from slipstream_worker.tokenizer.template_dialect import TemplateDialect
 from slipstream_worker.tokenizer.turn_forms import FittedChat, Shape, fit
@@ -70,7 +70,7 @@ def render(tokenizer: Any, request: Render, traits: ChatTraits = _PLAIN) -> Rend
         prompt = _prompt(tokenizer, request, traits)
         ids = prompt.ids
         if request.is_query and 0 < request.max_tokens < len(ids):
-            raise _too_long(request, f"{len(ids)} tokens")
+            raise _too_long(request, f"{len(ids)} tokens", len(ids))
         words = bad_word_ids(tokenizer, request.bad_words)
         strings = tokenizer.convert_ids_to_tokens(ids) if request.with_strings else ()
         if request.with_strings:
@@ -178,9 +178,10 @@ def _ids(tokenizer: Any, text: str, request: Render, add_special_tokens: bool) -
     def num_tokens(part: str) -> int:
         return len(tokenizer(part, add_special_tokens=False)["input_ids"])
 
-    if is_too_long(text, request.max_tokens, num_tokens):
+    num = tokens_if_too_long(text, request.max_tokens, num_tokens)
+    if num:
         given = Summary(f"{len(text)} characters, more than {request.max_tokens} tokens")
-        raise _too_long(request, given)
+        raise _too_long(request, given, num)
     ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
     return ids
 
@@ -250,11 +251,14 @@ def _open_turn(chat: _Chat, fitted: FittedChat, request: Render, literals: Seque
     return ""
 
 
-def _too_long(request: Render, given: str) -> BadRequest:
-    """The error for a prompt that is too long. A stream's prompt leaves room for one token."""
+def _too_long(request: Render, given: str, num_tokens: int) -> BadRequest:
+    """The error for a prompt that is too long. A stream's prompt leaves room for one token.
+
+    num_tokens: of the prompt, at least.
+    """
     most = request.max_tokens if request.is_query else request.max_tokens - 1
     field = "with_strings" if request.with_strings else "prompt"
-    return BadRequest(field, given, f"at most {most} tokens")
+    return TooManyTokens(field, given, f"at most {most} tokens", num_tokens, most)
 
 
 def _decoded(tokenizer: Any, request: Render, column: bytes) -> Rendered:

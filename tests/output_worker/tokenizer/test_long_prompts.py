@@ -24,7 +24,7 @@ from slipstream_worker.tokenizer.long_prompts import (
     LONG_CHARS,
     LongPromptThread,
     is_long,
-    is_too_long,
+    tokens_if_too_long,
 )
 
 PATIENCE_MS = 60_000
@@ -87,12 +87,12 @@ def test_what_is_too_long_is_known_from_a_part(monkeypatch: pytest.MonkeyPatch) 
         counted.append(part)
         return len(part) // 4
 
-    assert is_too_long("x" * 100_000, 50, count)
+    assert tokens_if_too_long("x" * 100_000, 50, count) == 125
     assert "".join(counted) == "x" * 500
-    assert not is_too_long("x" * 400, 50, count)
-    assert not is_too_long("x" * 100_000, 0, count)
+    assert not tokens_if_too_long("x" * 400, 50, count)
+    assert not tokens_if_too_long("x" * 100_000, 0, count)
     counted.clear()
-    assert not is_too_long("x" * 100, 50, count)
+    assert not tokens_if_too_long("x" * 100, 50, count)
     assert not counted
 
 

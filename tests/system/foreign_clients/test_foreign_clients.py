@@ -29,6 +29,7 @@ from slipstream import Stack
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 ENVIRONMENTS = ROOT / ".venv-clients"
+NAMES = [scenario.MODEL, "second", "third", "fourth", "fifth"]
 CALLS = [["weather", {"city": "Zürich", "days": 2}], ["weather", {"city": "Oslo", "days": 3}]]
 REASONING = ["Two cities: I ask for both.", "Both are here."]
 REASONS = {
@@ -81,7 +82,7 @@ def stack() -> Iterator[Stack]:
     model = f"simulated:step_ms=1,answers={HERE / 'answers.jsonl'}"
     formats: Any = {"tool_format": "hermes", "reasoning_format": "qwen3"}
     with spareless_stack(
-        model, http_port=0, served_model_name=scenario.MODEL, **formats
+        model, http_port=0, served_model_name=NAMES, **formats
     ) as running:
         yield running
 
@@ -109,21 +110,10 @@ def command(program: str, environment: str, address: str) -> tuple[list[str], Pa
 def play(stack: Stack, program: str, environment: str) -> tuple[dict[str, Any], list[Recorded]]:
     """What a program reports, by run, and the requests that it has made."""
     with recording(stack.http_address) as proxy:
-        arguments, source = command(program, environment, proxy.address)
-        with source.open() as program_or_nothing:
-            done = subprocess.run(
-                arguments,
-                cwd=ENVIRONMENTS / environment,
-                env={name: os.environ.get(name, "") for name in ("PATH", "HOME")} | OFFLINE,
-                stdin=program_or_nothing,
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE_S,
-            )
+        report = run(program, environment, proxy.address)
     # anthropic's client asks for a thread first, and goes on without
     refused = [one for one in proxy.recorded if one.status != 200]
     assert all(b"thread_unsupported_request" in one.answer for one in refused), refused
-    assert done.returncode == 0, done.stderr
     ignored = [one.headers.get("x-slipstream-ignored-fields") for one in proxy.recorded]
     assert ignored == [None] * len(ignored)
     bodies = [one.body for one in proxy.recorded]
@@ -133,7 +123,25 @@ def play(stack: Stack, program: str, environment: str) -> tuple[dict[str, Any], 
     kept = recorded_bodies(program)
     assert list(map(shape_of, bodies)) == list(map(shape_of, kept)), "record them anew"
     answered = [one for one in proxy.recorded if one not in refused]
-    return json.loads(done.stdout.splitlines()[-1]), answered
+    return report, answered
+
+
+def run(program: str, environment: str, address: str) -> dict[str, Any]:
+    """What a program reports."""
+    arguments, source = command(program, environment, address)
+    with source.open() as program_or_nothing:
+        done = subprocess.run(
+            arguments,
+            cwd=ENVIRONMENTS / environment,
+            env={name: os.environ.get(name, "") for name in ("PATH", "HOME")} | OFFLINE,
+            stdin=program_or_nothing,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def usage_of(answer: Recorded) -> list[int]:
@@ -191,6 +199,12 @@ def test_agents_call_tools_and_end_with_an_object(stack: Stack) -> None:
     for one in recorded:
         assert "tools" in one.body
         assert "response_format" in one.body or "format" in one.body["text"]
+
+
+def test_models_are_listed_page_by_page(stack: Stack) -> None:
+    found = run("anthropic_models", "current", str(stack.http_address))
+    assert found["forwards"] == found["by_hand"] == found["beta"] == NAMES
+    assert sorted(found["backwards"]) == sorted(NAMES[:-1])  # the last pages first
 
 
 # ---- what is written down about them -----------------------------------------------------------

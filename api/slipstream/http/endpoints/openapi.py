@@ -25,6 +25,7 @@ from slipstream.http.api_errors import (
     ErrorShape,
     error_shape,
 )
+from slipstream.http.endpoints.model_pages import PAGE_QUERY
 from slipstream.http.endpoints.response_endpoints import LIST_QUERY
 from slipstream.http.endpoints.response_endpoints import QUERY as RESPONSE_QUERY
 from slipstream.http.endpoints.resume import QUERY
@@ -151,7 +152,7 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/metrics": Endpoint("get", "metrics for Prometheus", str, has_key=False, media="text/plain"),
     "/live": Endpoint("get", "current rates, latencies and timeline", LiveNumbers, has_key=False),
     "/version": Endpoint("get", "version of Slipstream", responses.Version, has_key=False),
-    "/v1/models": Endpoint("get", "served models", responses.Models),
+    "/v1/models": Endpoint("get", "served models", responses.Models, query=PAGE_QUERY),
     "/v1/models/{id}": Endpoint("get", "one served model", responses.Model),
     "/v1/completions": Endpoint(
         "post",

@@ -218,11 +218,13 @@ class Model(Struct, frozen=True):
 
 
 class Models(Struct, frozen=True):
-    """The list of served models. first_id, last_id, has_more: Anthropic's, of the one page."""
+    """The list of served models. first_id, last_id, has_more: Anthropic's; the ids are null where
+    the page is empty.
+    """
 
     data: list[Model]
-    first_id: str
-    last_id: str
+    first_id: str | None
+    last_id: str | None
     has_more: bool = False
     object: str = "list"
 

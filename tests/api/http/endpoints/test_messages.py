@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,6 +116,35 @@ def test_stop_sequences_and_limits(stack: Stack) -> None:
     assert answer["content"][-1]["input"] == {"day": 1}  # what is whole of it
     answer = ask(stack, {**snow, "max_tokens": 1_000_000}).json
     assert answer["stop_reason"] == "end_turn"
+
+
+def test_a_prompt_that_is_too_long_is_refused_in_anthropics_words(stack: Stack) -> None:
+    """Claude Code looks for these words, and then shortens the conversation, or its max_tokens."""
+    with connect(stack) as raw:
+        [model] = raw.get("/v1/models").json["data"]
+    most = model["max_model_len"] - 1
+
+    def asked(num_words: int, path: str = PATH, max_tokens: int = 9) -> Answer:
+        turn = {"role": "user", "content": "word " * num_words}
+        body = {"model": "played", "max_tokens": max_tokens, "messages": [turn]}
+        answer = ask(stack, body, path=path)
+        assert answer.status == 400, answer.body
+        return answer
+
+    for num_words in (most + 1, 100 * most):  # the second is counted in part
+        error = asked(num_words).json["error"]
+        assert error["type"] == "invalid_request_error"
+        found = re.fullmatch(r"prompt is too long: (\d+) tokens > (\d+) maximum", error["message"])
+        assert found is not None, error
+        assert int(found[1]) > int(found[2]) == most
+        theirs = asked(num_words, "/v1/chat/completions").error["message"]
+        assert theirs.startswith("messages: got "), theirs
+    turn = {"role": "user", "content": "word " * 50}
+    counted = ask(stack, {"model": "played", "messages": [turn]}, path=f"{PATH}/count_tokens")
+    num = counted.json["input_tokens"]
+    begin = f"input length and `max_tokens` exceed context limit: {num} + {most} > {most + 1}"
+    assert asked(50, max_tokens=most).json["error"]["message"].startswith(begin)
+    assert asked(50, "/v1/chat/completions", most).error["message"].startswith("max_tokens: got ")
 
 
 def read_into_a_call(stack: Stack, raw: Raw, body: dict[str, Any]) -> bytes:

@@ -116,6 +116,13 @@ def test_every_model_is_listed(front: Front) -> None:
     assert [model["id"] for model in listed["data"]] == ["one", "two"]
     assert (listed["first_id"], listed["last_id"]) == ("one", "two")
     assert get(front, "/v1/models/two").json["id"] == "two"
+    page = get(front, "/v1/models?limit=1&after_id=one").json
+    assert [model["id"] for model in page["data"]] == ["two"]
+    assert (page["first_id"], page["last_id"], page["has_more"]) == ("two", "two", False)
+    assert get(front, "/v1/models?limit=1").json["has_more"] is True
+    page = get(front, "/v1/models?after_id=two").json
+    assert (page["data"], page["first_id"], page["last_id"]) == ([], None, None)
+    assert get(front, "/v1/models?after_id=three").status == 400
     assert get(front, "/v1/models/three").status == 404
     assert get(front, "/ready").json == {"status": "ready", "models": ["one", "two"]}
 
