@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,38 @@ def test_a_named_function_is_called_whatever_dies(stack: Stack, client: OpenAI) 
     assert streamed(client, stack.pids["worker"], tool_choice=NAMED) == expected
 
 
+@pytest.mark.process
+def test_the_input_of_a_custom_tool_keeps_to_its_pattern(client: OpenAI) -> None:
+    pattern = "[a-z]{3}-[0-9]{2,4}"
+    grammar = {"syntax": "regex", "definition": pattern}
+    tool = {"name": "note_it", "format": {"type": "grammar", "grammar": grammar}}
+    options: dict[str, Any] = {
+        "tools": [{"type": "custom", "custom": tool}],
+        "tool_choice": {"type": "custom", "custom": {"name": "note_it"}},
+    }
+    response = client.chat.completions.with_raw_response.create(**{**CHAT, **options})
+    assert "x-slipstream-ignored-fields" not in response.headers
+    [choice] = response.parse().choices
+    [call] = choice.message.tool_calls or ()
+    assert (call.type, choice.finish_reason) == ("custom", "tool_calls")
+    assert call.custom.name == "note_it"
+    assert re.fullmatch(pattern, call.custom.input)
+    pieces: list[Any] = []
+    for chunk in client.chat.completions.create(**{**CHAT, **options}, stream=True):
+        pieces += chunk.choices[0].delta.tool_calls or ()
+    assert "".join([piece.custom["input"] for piece in pieces]) == call.custom.input
+    answered: Any = client.responses.create(
+        model="demo",
+        input=TURNS,  # type: ignore[arg-type]
+        tools=[{"type": "custom", "name": "note_it", "format": {"type": "grammar", **grammar}}],  # type: ignore[list-item]
+        tool_choice={"type": "custom", "name": "note_it"},
+        max_output_tokens=400,
+    )
+    [item] = answered.output
+    assert (item.type, item.name) == ("custom_tool_call", "note_it")
+    assert re.fullmatch(pattern, item.input)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_call_of_any_function_is_required(client: OpenAI, seed: int) -> None:
     options: dict[str, Any] = {
@@ -144,6 +177,14 @@ def test_calls_are_forced_in_formats_that_are_not_json(
             assert note.keys() == {"text", "count"}
             assert 60 <= len(note["text"]) <= 80
             assert note["count"] in range(10)
+        city = {"type": "object", "properties": {"city": {"type": "string", "pattern": "^[A-Z]"}}}
+        tools = [{"type": "function", "function": {"name": "write_note", "parameters": city}}]
+        response = client.chat.completions.with_raw_response.create(
+            **{**CHAT, **options, "tools": tools}
+        )
+        is_json = name == "harmony"
+        path = None if is_json else "tools.write_note.parameters.properties.city.pattern"
+        assert response.headers.get("x-slipstream-ignored-fields") == path
         assert streamed(client, stack.pids["worker"], seed=seed, **options) == expected
 
 

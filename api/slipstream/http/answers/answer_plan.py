@@ -6,6 +6,7 @@ carry it out.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -55,13 +56,15 @@ class AnswerShape(Protocol):
 
     has_ids: choices contain token ids. has_many_prompts: one answer may be to several prompts, so
     a prompt's ids and log-probabilities are in its choices, not beside them. reads_events: an
-    answer is shown by its events, not as text.
+    answer is shown by its events, not as text. custom_tools: the names of those tools whose calls
+    have free text.
     """
 
     object: str
     chunk_object: str
     has_many_prompts: bool
     reads_events: bool
+    custom_tools: Collection[str]
 
     @property
     def has_ids(self) -> bool: ...
@@ -138,7 +141,9 @@ class AnswerPlan:
     def can_resume(self) -> bool:
         """Whether event ids can hold everything needed to resume the answer."""
         is_usual = self.echo is None and self.shape.has_ids == (self.id.kind == WITH_IDS)
-        if isinstance(self.shape, BlockShape) and not self.shape.is_known:
+        shape = self.shape
+        is_known = shape.is_known if isinstance(shape, BlockShape) else not shape.custom_tools
+        if not is_known:  # a front that knows the id alone would print functions
             return False
         if isinstance(self.shape, BlockShape) and self.num_logprobs is not None:
             return False  # it is read from its beginning, whose log-probabilities may be dropped

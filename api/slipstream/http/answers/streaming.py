@@ -41,6 +41,7 @@ from slipstream.http.openai.answer_parts import (
     has_ended_call,
     parts_of,
 )
+from slipstream.http.openai.custom_tools import CustomCalls
 from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.response_bodies import NULL, Answer, Choice, Usage
 from slipstream.http.response_encoding import DONE_EVENT, event, json_part, json_raw
@@ -119,7 +120,9 @@ class StreamedChoice:
         self._reads_events = self._shape.reads_events
         # log-probabilities are those of the content alone
         self._is_content_only = self._reads_events and not plan.has_all_logprobs
-        self._may_be_plain = not (self._has_ids or plan.with_usage_so_far)
+        has_customs = bool(shape.custom_tools)
+        self._customs = CustomCalls(shape.custom_tools) if has_customs else None
+        self._may_be_plain = not (self._has_ids or plan.with_usage_so_far or has_customs)
         # its chunks contain nothing but a delta's text and log-probabilities
         self.is_plain = plan.echo is None and self._may_be_plain
         num_candidates = 0 if plan.num_logprobs is None else 1 + plan.num_logprobs
@@ -242,7 +245,7 @@ class StreamedChoice:
 
     def write_end(self, deltas: Sequence[Delta]) -> None:
         """See `DeltaWriter`."""
-        portion = self._counted(deltas)
+        portion = self._counted(deltas, is_last=True)
         end = self._state.end
         assert end is not None
         if not self._was_end_sent:
@@ -255,11 +258,11 @@ class StreamedChoice:
         if not self._live.num_unwritten:
             self._finish()
 
-    def _counted(self, deltas: Sequence[Delta]) -> _ChunkContent:
-        """What is to be written of consecutive deltas, which the client's cursor is moved past."""
+    def _counted(self, deltas: Sequence[Delta], *, is_last: bool = False) -> _ChunkContent:
+        """`_take`, and the client's cursor is moved past the deltas."""
         for delta in deltas:
             self._count(delta)
-        return self._take(deltas)
+        return self._take(deltas, is_last=is_last)
 
     def _count(self, delta: Delta) -> None:
         """Move the client's cursor past a delta; it is sent with the next chunk."""
@@ -269,19 +272,20 @@ class StreamedChoice:
             taken.num_chars += len(delta.text)
             taken.checksum = history_checksum(id_column_of(delta), taken.checksum)
 
-    def _take(self, deltas: Sequence[Delta]) -> _ChunkContent:
-        """What is to be written of consecutive deltas."""
+    def _take(self, deltas: Sequence[Delta], *, is_last: bool = False) -> _ChunkContent:
+        """What is to be written of consecutive deltas. is_last: no more follow."""
         portion = _ChunkContent()
         if self._has_ids:
             portion.ids = [token_id for delta in deltas for token_id in delta.token_ids]
-        if not self._reads_events or all(kind_of(delta) == 0 for delta in deltas):
+        is_text = not self._reads_events or all(kind_of(delta) == 0 for delta in deltas)
+        if is_text and not (is_last and self._customs):
             portion.text = "".join([delta.text for delta in deltas])
         else:
             events = [event for delta in deltas for event in events_of(delta)]
             if not self._has_called and has_ended_call(events):
                 self._has_called = True
                 self._choose_writer()
-            parts = parts_of(events)
+            parts = parts_of(events, self._customs, is_last=is_last)
             if parts.is_content:
                 portion.text = parts.content
             else:

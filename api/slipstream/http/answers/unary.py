@@ -19,6 +19,7 @@ from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
 from slipstream.http.api_errors import ApiError
 from slipstream.http.blocks.content_tokens import only_content
 from slipstream.http.openai.answer_parts import finish_reason, has_ended_call, parts_of
+from slipstream.http.openai.custom_tools import CustomCalls
 from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.response_bodies import NULL, Answer, Choice
 from slipstream.http.response_encoding import json_raw
@@ -86,7 +87,7 @@ class UnaryAnswer:
         entries, parts, end_reason = logprobs_in_parts(whole), None, str(state.end.reason)
         if self._shape.reads_events and kind_of(whole) != 0:
             events = events_of(whole)
-            parts = parts_of(events)
+            parts = parts_of(events, CustomCalls(self._shape.custom_tools), is_last=True)
             end_reason = finish_reason(
                 state.end, has_called=has_ended_call(events), names_calls=plan.names_calls
             )

@@ -5,6 +5,7 @@ The worker renders the chat template; the front only checks the messages.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import msgspec
@@ -27,6 +28,11 @@ from slipstream.http.endpoints.planner import (
 from slipstream.http.openai.allowed_tools import name_of, tools_of_names
 from slipstream.http.openai.answer_parts import ASSISTANT, delta_of_kind
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
+from slipstream.http.openai.chat_tools import (
+    functions_of,
+    name_unenforced_formats,
+    with_functions,
+)
 from slipstream.http.openai.chat_turns import chat_messages, reasoning_target, template_variables
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.openai.logprob_bodies import TextPosition, chat_logprobs
@@ -65,6 +71,7 @@ def read_chat(content: bytes, ignored: IgnoredFields | None = None) -> ChatReque
         raise bad_field("messages", what)
     for index, message in enumerate(body.messages):
         refuse_unsupported(message, f"messages[{index}].")
+    name_unenforced_formats(body, ignored)
     return body
 
 
@@ -89,8 +96,12 @@ def plan_chat(
     names = {"prompt": "messages", "logprobs": "top_logprobs", **names, **caller_names(body)}
     names = composed_names(names, param_names or {})
     with callers_fields(names):
-        plan = _plan(with_allowed_tools(body), model, max_tokens, kind, shape, names)
-    is_named = isinstance(body.tool_choice, dict) and body.tool_choice.get("type") == "function"
+        functions, custom_tools = with_functions(body)
+        if shape is None:
+            shape = ChatShape(has_ids=bool(body.return_token_ids), custom_tools=custom_tools)
+        plan = _plan(with_allowed_tools(functions), model, max_tokens, kind, shape, names)
+    choice = functions.tool_choice
+    is_named = isinstance(choice, dict) and choice.get("type") == "function"
     return replace(
         plan,
         has_all_logprobs=body.logprobs_scope == "all",
@@ -103,7 +114,7 @@ def _plan(
     model: ModelCard,
     max_tokens: int | None,
     kind: str,
-    shape: BlockShape | None,
+    shape: ChatShape | BlockShape,
     names: dict[str, str],
 ) -> AnswerPlan:
     num_logprobs = _num_logprobs(body)
@@ -124,7 +135,7 @@ def _plan(
     check_num_prompt_logprobs(body.prompt_logprobs, _most_tokens(messages, template, model), model)
     return plan_answer(
         kind,
-        shape or ChatShape(has_ids=bool(body.return_token_ids)),
+        shape,
         body,
         model,
         prompts=[messages],
@@ -144,8 +155,9 @@ class ChatShape:
     has_many_prompts = False
     reads_events = True
 
-    def __init__(self, *, has_ids: bool = False) -> None:
+    def __init__(self, *, has_ids: bool = False, custom_tools: Collection[str] = ()) -> None:
         self.has_ids = has_ids
+        self.custom_tools = custom_tools
 
     def choice(self, content: ChoiceContent) -> Choice:
         parts = content.parts
@@ -222,7 +234,7 @@ def _max_tokens(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
 def template_options(body: ChatRequest | TokenizeRequest) -> TemplateOptions:
     """What the chat template is given besides the messages. Raises: BadRequestError."""
     return checked_template(
-        body.tools,
+        None if body.tools is None else functions_of(body.tools),
         template_variables(body) if isinstance(body, ChatRequest) else body.chat_template_kwargs,
         body.add_generation_prompt,
         body.continue_final_message,

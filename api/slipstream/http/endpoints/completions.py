@@ -104,6 +104,7 @@ class CompletionShape:
     object = chunk_object = "text_completion"
     has_many_prompts = True
     reads_events = False
+    custom_tools = ()
 
     def __init__(self, *, has_ids: bool = False) -> None:
         self.has_ids = has_ids

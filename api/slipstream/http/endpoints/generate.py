@@ -103,6 +103,7 @@ class GenerateShape:
     has_ids = True
     has_many_prompts = False
     reads_events = False
+    custom_tools = ()
 
     def choice(self, content: ChoiceContent) -> Choice:
         return GenerateChoice(

@@ -7,17 +7,20 @@ kinds of events it has, and the chunks of a stream add up to its message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET, Raw
 
 from slipstream.answers.events import text_of
 from slipstream.answers.tool_calls import ToolCallDelta, call_deltas
+from slipstream.http.openai.custom_tools import CustomCalls
 from slipstream.http.openai.response_bodies import (
     AnswerMessage,
     CallChunk,
     ChatDelta,
+    CustomChunk,
+    CustomWithInput,
     FunctionChunk,
     FunctionWithArguments,
     MessageCall,
@@ -29,11 +32,14 @@ ASSISTANT = "assistant"
 
 @dataclass(frozen=True, slots=True)
 class AnswerParts:
-    """What a stretch of an answer adds to its message."""
+    """What a stretch of an answer adds to its message. customs: the numbers of the calls of custom
+    tools, whose arguments are the tool's input.
+    """
 
     content: str
     reasoning: str
     calls: Sequence[ToolCallDelta]
+    customs: Collection[int] = ()
 
     @property
     def is_content(self) -> bool:
@@ -46,15 +52,12 @@ class AnswerParts:
             content=self.content or UNSET,
             reasoning_content=self.reasoning or UNSET,
             reasoning=self.reasoning or UNSET,
-            tool_calls=[_call_chunk(call) for call in self.calls] or UNSET,
+            tool_calls=[self._chunk(call) for call in self.calls] or UNSET,
         )
 
     def message(self) -> AnswerMessage:
         """The parts of a whole answer as its message; content is null beside calls alone."""
-        calls = [
-            MessageCall(call.id or "", FunctionWithArguments(call.name or "", call.arguments))
-            for call in self.calls
-        ]
+        calls = [self._call(call) for call in self.calls]
         return AnswerMessage(
             ASSISTANT,
             None if calls and not self.content else self.content,
@@ -63,13 +66,37 @@ class AnswerParts:
             tool_calls=calls or UNSET,
         )
 
+    def _call(self, call: ToolCallDelta) -> MessageCall:
+        call_id, name = call.id or "", call.name or ""
+        if call.index in self.customs:
+            custom = CustomWithInput(name, call.arguments)
+            return MessageCall(call_id, type="custom", custom=custom)
+        return MessageCall(call_id, FunctionWithArguments(name, call.arguments))
 
-def parts_of(events: Sequence[AnswerEvent]) -> AnswerParts:
-    """The parts of consecutive events of a stream."""
+    def _chunk(self, call: ToolCallDelta) -> CallChunk:
+        if call.index in self.customs:
+            return _custom_chunk(call)
+        if call.id is None:
+            return CallChunk(index=call.index, function=FunctionChunk(arguments=call.arguments))
+        function = FunctionChunk(name=call.name or "", arguments=call.arguments)
+        return CallChunk(index=call.index, id=call.id, type="function", function=function)
+
+
+def parts_of(
+    events: Sequence[AnswerEvent], customs: CustomCalls | None = None, *, is_last: bool = False
+) -> AnswerParts:
+    """The parts of consecutive events of a stream.
+
+    customs: of the stream's calls, where it has custom tools. is_last: no more events follow.
+    """
+    calls = call_deltas(events)
+    if customs is not None:
+        calls = customs.read(calls, events, is_last=is_last)
     return AnswerParts(
         text_of(EventKind.CONTENT, events),
         text_of(EventKind.REASONING, events),
-        [call for call in call_deltas(events) if call.id is not None or call.arguments],
+        [call for call in calls if call.id is not None or call.arguments],
+        () if customs is None else customs.numbers,
     )
 
 
@@ -98,8 +125,8 @@ def finish_reason(end: End, *, has_called: bool, names_calls: bool = True) -> st
     return "tool_calls" if names_calls and has_called and is_own else end.reason
 
 
-def _call_chunk(call: ToolCallDelta) -> CallChunk:
+def _custom_chunk(call: ToolCallDelta) -> CallChunk:
     if call.id is None:
-        return CallChunk(index=call.index, function=FunctionChunk(arguments=call.arguments))
-    function = FunctionChunk(name=call.name or "", arguments=call.arguments)
-    return CallChunk(index=call.index, id=call.id, type="function", function=function)
+        return CallChunk(index=call.index, custom=CustomChunk(input=call.arguments))
+    custom = CustomChunk(name=call.name or "", input=call.arguments)
+    return CallChunk(index=call.index, id=call.id, type="custom", custom=custom)

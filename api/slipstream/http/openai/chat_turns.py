@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 
 from slipstream.http.api_errors import bad_field
+from slipstream.http.openai.custom_tools import arguments_of_input
 from slipstream.http.openai.request_bodies import (
     Call,
+    CalledFunction,
     ChatRequest,
     Message,
     RefusalContent,
@@ -80,7 +82,10 @@ def _chat_message(index: int, message: Message) -> ChatMessage:
     if content is None:
         field = f"messages[{index}].content"
         raise bad_field(field, f"{field}: got null, allowed: text, or a list of text parts")
-    calls = tuple([_tool_call(call) for call in message.tool_calls or ()])
+    calls = tuple(
+        _tool_call(call, f"messages[{index}].tool_calls[{at}]")
+        for at, call in enumerate(message.tool_calls or ())
+    )
     return ChatMessage(
         message.role,
         content,
@@ -99,8 +104,16 @@ def _text_of(part: TextContent | RefusalContent | ThinkingContent) -> str:
             return ""
 
 
-def _tool_call(call: Call) -> ChatToolCall:
-    arguments = call.function.arguments
+def _tool_call(call: Call, where: str) -> ChatToolCall:
+    """Raises: ApiError."""
+    function, custom = call.function, call.custom
+    if custom is not None and function is None:
+        function = CalledFunction(custom.name, arguments_of_input(custom.input))
+    elif function is None or custom is not None:
+        name = call.type or "function"
+        given = "missing" if function is None else "got function and custom"
+        raise bad_field(f"{where}.{name}", f"{where}.{name}: {given}, allowed: one of them")
+    arguments = function.arguments
     if not isinstance(arguments, str):
         arguments = msgspec.json.encode(arguments or {}).decode()
-    return ChatToolCall(FunctionCall(call.function.name, arguments), call.id, call.type)
+    return ChatToolCall(FunctionCall(function.name, arguments), call.id, call.type and "function")

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
+from slipstream.answers.tool_calls import ToolCallDelta
 from slipstream.http.api_errors import bad_field
+from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream_ipc.errors import shown
+from slipstream_ipc.messages import AnswerEvent, EventKind
 
 INPUT = "input"
 _FREE = "The input of the tool, as free text."
@@ -81,6 +86,29 @@ def grammar_of(tool: dict[str, Any], where: str) -> tuple[Syntax, str] | None:
             raise bad_field(field, f"{field}: got {shown(given)}, allowed: {allowed}")
 
 
+def name_unenforced(
+    tool: dict[str, Any],
+    path: str,
+    where: str,
+    ignored: IgnoredFields | None,
+    *,
+    is_forced: bool,
+) -> None:
+    """Add a custom tool's format to `ignored` if nothing enforces it. Raises ApiError where that is
+    None and nothing does.
+
+    path, where: the tool's place, as a header and as an error name it. is_forced: the answer is
+    calls, so a regular expression is enforced.
+    """
+    grammar = grammar_of(tool, where)
+    if grammar is None or (grammar[0] == "regex" and is_forced):
+        return
+    if ignored is None:
+        what = f"{where}.format: got a grammar that is not enforced, allowed: text"
+        raise bad_field(f"{where}.format", what)
+    ignored.add(f"{path}custom.", "format", {})
+
+
 def arguments_of_input(text: str) -> str:
     """The arguments of a call with this input, as the model is shown them."""
     return msgspec.json.encode({INPUT: text}).decode()
@@ -139,6 +167,41 @@ class InputReader:
         elif len(self._held) >= _MAX_ESCAPE_CHARS:  # it begins with no escape that JSON has
             text, self._held = text + self._held, ""
         return text
+
+
+class CustomCalls:
+    """Makes the calls of custom tools of their functions' calls, stretch by stretch of an answer.
+
+    numbers: of the custom tools' calls so far, within the answer.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        """names: of the custom tools."""
+        self.numbers: set[int] = set()
+        self._names = names
+        self._readers: dict[int, InputReader] = {}  # of the calls that have not ended
+
+    def read(
+        self, calls: Iterable[ToolCallDelta], events: Iterable[AnswerEvent], *, is_last: bool
+    ) -> list[ToolCallDelta]:
+        """The calls of these events, in which a piece of the input stands for the arguments of a
+        custom tool. is_last: no more events follow.
+        """
+        found: dict[int, ToolCallDelta] = {}
+        for call in calls:
+            if call.name is not None and call.name in self._names:
+                self.numbers.add(call.index)
+                self._readers[call.index] = InputReader()
+            reader = self._readers.get(call.index)
+            if reader is not None:
+                call = replace(call, arguments=reader.read(call.arguments))
+            found[call.index] = call
+        ended = {event.call for event in events if event.kind == EventKind.CALL_ENDS}
+        for number in list(self._readers) if is_last else ended & self._readers.keys():
+            rest = self._readers.pop(number).finish()
+            call = found.get(number) or ToolCallDelta(number)
+            found[number] = replace(call, arguments=call.arguments + rest)
+        return list(found.values())
 
 
 def _decoded(characters: str) -> str:

@@ -165,12 +165,20 @@ class CalledFunction(Struct, frozen=True, forbid_unknown_fields=True):
     parsed_arguments: Ignored = None  # of a message that openai's client has parsed
 
 
-class Call(Struct, frozen=True, forbid_unknown_fields=True):
-    """A tool call in an assistant's message."""
+class CalledCustom(Struct, frozen=True, forbid_unknown_fields=True):
+    """A custom tool and its input."""
 
-    function: CalledFunction
+    name: str
+    input: str
+
+
+class Call(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool call in an assistant's message: of a function, or of a custom tool."""
+
+    function: CalledFunction | None = None
     id: str | None = None
-    type: Literal["function"] | None = None
+    type: Literal["function", "custom"] | None = None
+    custom: CalledCustom | None = None
 
     index: Ignored = None  # of a call that was put together from a stream
 

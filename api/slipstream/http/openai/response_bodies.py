@@ -113,12 +113,20 @@ class FunctionWithArguments(Struct, frozen=True):
     arguments: str
 
 
+class CustomWithInput(Struct, frozen=True):
+    """The custom tool that a call names. input: free text."""
+
+    name: str
+    input: str
+
+
 class MessageCall(Struct, frozen=True):
-    """A tool call of a message."""
+    """A tool call of a message: of a function, or of a custom tool."""
 
     id: str
-    function: FunctionWithArguments
-    type: Literal["function"] = "function"
+    function: FunctionWithArguments | UnsetType = UNSET
+    type: Literal["function", "custom"] = "function"
+    custom: CustomWithInput | UnsetType = UNSET
 
 
 class AnswerMessage(Struct, frozen=True):
@@ -152,13 +160,21 @@ class FunctionChunk(Struct, frozen=True, kw_only=True):
     arguments: str | Raw
 
 
+class CustomChunk(Struct, frozen=True, kw_only=True):
+    """The new part of a call's input. name: where the call begins."""
+
+    name: str | UnsetType = UNSET
+    input: str
+
+
 class CallChunk(Struct, frozen=True, kw_only=True):
     """The new part of a tool call. index: of the call in its message. id, type: where it begins."""
 
     index: int
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: FunctionChunk
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: FunctionChunk | UnsetType = UNSET
+    custom: CustomChunk | UnsetType = UNSET
 
 
 class ChatDelta(Struct, frozen=True, omit_defaults=True):

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from slipstream.http.api_errors import bad_field
-from slipstream.http.openai.custom_tools import function_of_custom, grammar_of
+from slipstream.http.openai.custom_tools import function_of_custom, name_unenforced
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream_ipc.errors import shown
 from slipstream_ipc.messages.answer import MAX_NAME_CHARS
@@ -138,13 +138,7 @@ def name_left_out(
             field = f"{where}.type"
             raise bad_field(field, f"{field}: got {shown(kind)}, allowed: {', '.join(_KNOWN)}, …")
         if kind == _CUSTOM:
-            grammar = grammar_of(tool, where)
-            if grammar is None or (grammar[0] == "regex" and is_forced):
-                continue
-            if ignored is None:
-                what = f"{where}.format: got a grammar that is not enforced, allowed: text"
-                raise bad_field(f"{where}.format", what)
-            ignored.add(f"{path}{_CUSTOM}.", "format", {})
+            name_unenforced(tool, path, where, ignored, is_forced=is_forced)
         elif kind not in _KNOWN:
             if ignored is None:
                 what = f"{where}.type: got {shown(kind)}, allowed: {', '.join(_KNOWN)}"

@@ -24,8 +24,14 @@ CALLS = (
 )
 LINES = [
     {"text": "<think>Both are here.</think>\nIt snows in both.", "when": "snow"},
+    {
+        "text": '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\n\\"b\\" 🏔"}}\n'
+        "</tool_call>",
+        "when": "Patch",
+    },
     {"text": CALLS},
 ]
+PATCH: Any = {"type": "custom", "custom": {"name": "patch", "description": "Patches."}}
 WEATHER: Any = {
     "type": "function",
     "function": {
@@ -81,6 +87,35 @@ def test_a_tool_loop_of_the_openai_client(client: OpenAI, is_stream: bool) -> No
     [choice] = completion.choices
     assert (choice.finish_reason, choice.message.content) == ("stop", "It snows in both.")
     assert choice.message.tool_calls is None
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_custom_tool_is_called(client: OpenAI, is_stream: bool) -> None:
+    messages: list[Any] = [{"role": "user", "content": "Patch it."}]
+    options: dict[str, Any] = {"model": "played", "tools": [WEATHER, PATCH], "max_tokens": 400}
+    if is_stream:
+        call: Any = None
+        for chunk in client.chat.completions.create(messages=messages, stream=True, **options):
+            reason = chunk.choices[0].finish_reason
+            for part in chunk.choices[0].delta.tool_calls or ():
+                piece: dict[str, Any] = part.model_dump(exclude_unset=True)
+                assert piece.pop("index") == 0
+                if call is None:
+                    call = piece
+                else:
+                    assert piece.keys() == {"custom"}
+                    call["custom"]["input"] += piece["custom"]["input"]
+    else:
+        [choice] = client.chat.completions.create(messages=messages, **options).choices
+        [found] = choice.message.tool_calls or ()
+        call, reason = found.model_dump(exclude_unset=True), choice.finish_reason
+    call_id = call.pop("id")
+    assert call == {"type": "custom", "custom": {"name": "patch", "input": 'a\n"b" 🏔'}}
+    assert reason == "tool_calls"
+    messages.append({"role": "assistant", "tool_calls": [{"id": call_id, **call}]})
+    messages.append({"role": "tool", "tool_call_id": call_id, "content": "snow"})
+    [choice] = client.chat.completions.create(messages=messages, **options).choices
+    assert choice.message.content == "It snows in both."
 
 
 def test_without_tools_calls_are_text(client: OpenAI) -> None:
