@@ -1,7 +1,8 @@
 """Schemas within a grammar that was made of a request's tools, each behind `%json`.
 
 A schema that the worker wrote carries SCHEMA_MARK: where it comes from, and whether it is strict.
-Others, of a request's own grammar, stay as they are.
+Others, of a request's own grammar, stay as they are. What the worker left out of rules that are no
+JSON stands in comments behind LEFT_OUT_MARK.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import re
 
 from slipstream_core.grammar.enforceable_schema import WhyNot, enforceable
-from slipstream_ipc.messages import SCHEMA_MARK
+from slipstream_ipc.messages import LEFT_OUT_MARK, SCHEMA_MARK
 
 # what may hold the directive's letters otherwise: strings, regular expressions, comments
 _PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|%json[ \t]*(?=\{)')
@@ -22,7 +23,7 @@ def with_schemas(grammar: str, why_not: WhyNot) -> tuple[str, tuple[str, ...]]:
 
     Raises ValueError for a strict schema that it cannot, and for one that no JSON fits.
     """
-    if SCHEMA_MARK not in grammar:
+    if SCHEMA_MARK not in grammar and LEFT_OUT_MARK not in grammar:
         return grammar, ()
     parts: list[str] = []
     rules: list[str] = []
@@ -31,6 +32,8 @@ def with_schemas(grammar: str, why_not: WhyNot) -> tuple[str, tuple[str, ...]]:
     while (found := _PARTS.search(grammar, at)) is not None:
         parts.append(grammar[at : found.end()])
         at = found.end()
+        if found[0].startswith(LEFT_OUT_MARK):
+            left_out.append(str(json.loads(found[0].removeprefix(LEFT_OUT_MARK))))
         if not found[0].startswith("%json"):
             continue
         schema, end = _DECODER.raw_decode(grammar, at)
@@ -53,4 +56,5 @@ def with_schemas(grammar: str, why_not: WhyNot) -> tuple[str, tuple[str, ...]]:
             rules += one.exact.rules
         at = end
     parts.append(grammar[at:])
-    return "\n".join(["".join(parts), *rules, ""] if rules else ["".join(parts)]), tuple(left_out)
+    text = "\n".join(["".join(parts), *rules, ""] if rules else ["".join(parts)])
+    return text, tuple(dict.fromkeys(left_out))

@@ -22,16 +22,15 @@ from slipstream_core.grammar.exact_numbers import (
     is_large,
 )
 from slipstream_ipc.validation.json_schema import (
+    FORMATS,
     Schema,
     SchemaDocument,
     check_ends,
     schema_types,
+    shown_path,
     type_of,
 )
 
-FORMATS = frozenset(
-    ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
-)
 _TYPE_NAMES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 _APPLICATORS = (
     "$ref",
@@ -51,7 +50,6 @@ _NAMES_OF_PLACES = ("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _MAX_LOOKS = 2**14  # at pairs of schemas, for one schema
 _MAX_DEPTH = 8  # of schemas within each other that are told apart
-_MAX_PATH_CHARS = 160
 
 WhyNot = Callable[[Schema], str]
 """Why the library does not compile a schema; empty if it does."""
@@ -347,13 +345,6 @@ _NOTHING: Mapping[str, Callable[[Any], bool]] = {
     "unevaluatedItems": _is_any,
     "unevaluatedProperties": _is_any,
 }
-
-
-def shown_path(path: tuple[str, ...]) -> str:
-    """A path for an answer's header or an error, cut where it is very long."""
-    shown = ".".join(path).encode(errors="replace").decode()
-    half = _MAX_PATH_CHARS // 2
-    return shown if len(shown) <= 2 * half else f"{shown[:half]}...{shown[-half:]}"
 
 
 def _leaves(value: Any) -> Iterator[object]:

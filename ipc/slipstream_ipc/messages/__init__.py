@@ -98,6 +98,7 @@ from slipstream_ipc.messages.fields import (
 )
 from slipstream_ipc.messages.grammar import (
     FRAMED,
+    LEFT_OUT_MARK,
     SCHEMA_MARK,
     GrammarProcessConfig,
     GrammarToTry,
@@ -167,6 +168,7 @@ __all__ = [
     "ANSWERS_INSPECT",
     "FRAMED",
     "KEPT_ENTRY_BYTES",
+    "LEFT_OUT_MARK",
     "MAX_ALIASES",
     "MAX_CALLS",
     "MAX_CANCELLED",

@@ -10,6 +10,8 @@ FRAMED = "@structured_output"  # in a frame: where the structured output stands
 MAX_FRAME_CHARS = 2**18
 # a key of a schema in a grammar that a worker made: {"path": where it comes from, "strict": …}
 SCHEMA_MARK = "x-slipstream"
+# begins a comment in such a grammar: the path of a keyword that the grammar lacks, as JSON
+LEFT_OUT_MARK = "// x-slipstream left out: "
 
 
 class GrammarProcessConfig(Struct, frozen=True, forbid_unknown_fields=True):

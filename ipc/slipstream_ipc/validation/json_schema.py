@@ -11,6 +11,10 @@ from urllib.parse import unquote
 
 Schema = dict[str, Any]
 
+# of strings, which the grammar library knows; any other is an annotation
+FORMATS = frozenset(
+    ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
+)
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTED = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SINGLE = (
@@ -43,6 +47,7 @@ _ASSERTIONS = (
     "minProperties",
 )
 _MAX_NODES = 2**14
+_MAX_PATH_CHARS = 160
 
 
 class EndlessSchemaError(ValueError):
@@ -163,6 +168,13 @@ class SchemaDocument:
             found = found[key]
             place = self.places.get(id(found), place)
         return place if isinstance(found, dict | bool) else None
+
+
+def shown_path(path: Iterable[str]) -> str:
+    """A path for an answer's header or an error, cut where it is very long."""
+    shown = ".".join(path).encode(errors="replace").decode()
+    half = _MAX_PATH_CHARS // 2
+    return shown if len(shown) <= 2 * half else f"{shown[:half]}...{shown[-half:]}"
 
 
 def _within(schema: Schema) -> Iterator[tuple[Any, tuple[str, ...], Any, Any]]:

@@ -4,8 +4,8 @@ parameters, or keys and values in brackets.
 - What a grammar allows, the reader of the same element reads as arguments that fit the schema.
 - A parameter comes once, in the schema's order. Other parameters than a schema's are allowed where
   it has none and forbids none.
-- What cannot be kept (a pattern of a string without quotes) is left out, except of a function that
-  is `strict`: that is refused.
+- What cannot be kept (a pattern of a string without quotes) is left out and named in a comment,
+  from which the core learns of it; except of a function that is `strict`: that is refused.
 """
 
 from __future__ import annotations
@@ -24,8 +24,14 @@ from slipstream_ipc.formats.answer_format import (
     NestedElements,
     TaggedParameters,
 )
-from slipstream_ipc.messages import SCHEMA_MARK
-from slipstream_ipc.validation.json_schema import EndlessSchemaError, SchemaDocument, check_ends
+from slipstream_ipc.messages import LEFT_OUT_MARK, MAX_LEFT_OUT, SCHEMA_MARK
+from slipstream_ipc.validation.json_schema import (
+    FORMATS,
+    EndlessSchemaError,
+    SchemaDocument,
+    check_ends,
+    shown_path,
+)
 from slipstream_worker.formats.property_types import property_types, referred, type_of
 from slipstream_worker.formats.scanners.values import value_as_json
 
@@ -38,6 +44,19 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 _DESCRIPTIONS = ("description", "title", "$comment")
 _MAX_DEPTH = 32  # of schemas within each other
 _NUMBER_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_WORDS_OF = {  # keywords that say nothing of values of other types
+    "string": ("minLength", "maxLength", "pattern", "format", "contentEncoding"),
+    "number": _NUMBER_KEYWORDS,
+    "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains"),
+    "object": (
+        "properties",
+        "required",
+        "patternProperties",
+        "minProperties",
+        "maxProperties",
+        "propertyNames",
+    ),
+}
 _DEFINITIONS = ("$defs", "definitions")
 _ANNOTATIONS = frozenset(
     (*_DESCRIPTIONS, *_DEFINITIONS, "default", "examples", "deprecated", "readOnly", "writeOnly")
@@ -65,6 +84,7 @@ class ArgumentGrammar:
         parts = "|".join(re.escape(each) for each in sorted(spelled) if each in token_ids)
         self._spelled = re.compile(f"({parts})") if parts else None
         self._known: dict[object, str] = {}  # names of rules that were written
+        self._left_out: set[str] = set()  # paths of keywords
 
     def json(self, number: int, function: Schema) -> str:
         """The arguments of the function of this number as a JSON object. Raises BadRequest, as do
@@ -140,6 +160,12 @@ class ArgumentGrammar:
     def fill(self, name: str, number: int, body: str) -> None:
         """Write the body of a reserved rule."""
         self._rules[number] = f"{name}: {body}"
+
+    def leave_out(self, path: str) -> None:
+        """Note that a schema's keyword is not kept, unless many are noted already."""
+        if path not in self._left_out and len(self._left_out) < MAX_LEFT_OUT:
+            self._left_out.add(path)
+            self._rules.append(f"{LEFT_OUT_MARK}{json.dumps(path)}")
 
     def text_up_to(
         self,
@@ -254,6 +280,8 @@ class _Parameters:
         self.is_strict = function.get("strict") is True
         self.path = path_of(function)
         self.root = object_schema(function)
+        self._document: SchemaDocument | None = None
+        self._parts: dict[int, tuple[Schema, Schema]] = {}  # by the id of the first: see `of_type`
         grammar.check_texts(function, self.root)
 
     def members(self, schema: Schema) -> list[tuple[str, Any, bool]]:
@@ -273,12 +301,36 @@ class _Parameters:
         return schema.get("additionalProperties") is not False
 
     def check(self, schema: Schema, *known: str) -> None:
-        """Refuse what a `strict` function's schema has beside `known`."""
-        if not self.is_strict:
-            return
-        for word in schema:
-            if word not in known and word not in _ANNOTATIONS:
-                raise self.refusal(f"{word!r}")
+        """Name what the schema has beside `known` and is not kept; of a `strict` function, refuse
+        it.
+        """
+        for word, value in schema.items():
+            if word in known or word in _ANNOTATIONS:
+                continue
+            if word == "format" and isinstance(value, str) and value not in FORMATS:
+                continue  # an annotation
+            self.leave_out(schema, word, f"{word!r}")
+
+    def leave_out(self, schema: Schema, word: str, what: str) -> None:
+        """Name a keyword of a schema that is not kept. Raises BadRequest where it is `strict`."""
+        if self.is_strict:
+            raise self.refusal(what)
+        if self._document is None:
+            self._document = SchemaDocument(self.root)
+        _, schema = self._parts.get(id(schema), (schema, schema))
+        place = self._document.places.get(id(schema))
+        steps = () if place is None else place.path
+        self.grammar.leave_out(shown_path((self.path, *steps, word)))
+
+    def of_type(self, schema: Schema, kind: str) -> Schema:
+        """A schema of several types, for the values of one: without the keywords of others."""
+        others = {word for each, words in _WORDS_OF.items() if each != kind for word in words}
+        if kind == "integer":
+            others.difference_update(_NUMBER_KEYWORDS)
+        found = {word: value for word, value in schema.items() if word not in others}
+        found["type"] = kind
+        self._parts[id(found)] = found, schema
+        return found
 
     def refusal(self, what: str) -> BadRequest:
         """The error for something that cannot be kept."""
@@ -345,8 +397,9 @@ class _TaggedArguments:
             one = self.parameter(name, schema)
             parts.append(f'{one} "\\n"?' if is_required else f'({one} "\\n"?)?')
         if not members and parameters.is_open(root):
-            if parameters.is_strict and isinstance(root.get("additionalProperties"), Mapping):
-                raise parameters.refusal("a schema of 'additionalProperties'")
+            if isinstance(root.get("additionalProperties"), Mapping):
+                what = "a schema of 'additionalProperties'"
+                parameters.leave_out(root, "additionalProperties", what)
             text = self._open(_ANY_KEY, None)
             parts.append(f'({text} {self._grammar.text_up_to(element.closing)} "\\n"?)*')
         return " ".join(['"\\n"?', *parts, self._grammar.literal(element.end)])
@@ -601,7 +654,7 @@ class _Values:
         kind = schema.get("type")
         if isinstance(kind, list):
             # each once: the same type named twice would double the work with each level
-            named = [{**schema, "type": each} for each in _kinds(schema)]
+            named = [self._parameters.of_type(schema, each) for each in _kinds(schema)]
             return self._one_of([self._value(each, depth + 1) for each in named])
         if kind is None:
             words = {"properties": "object", "items": "array"}

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from tests.helpers.answers import read
 from tests.helpers.grammar_walk import model_of, walk
 
+from slipstream_core.grammar.embedded_schemas import with_schemas
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.formats.typed_calls import TYPED_CALL_FORMATS
+from slipstream_ipc.messages import LEFT_OUT_MARK, MAX_LEFT_OUT
 from slipstream_ipc.messages.answer import EventKind
 from slipstream_worker.formats.call_grammar import call_grammar, free_call_grammar
 from slipstream_worker.formats.compiled_format import compile_format
@@ -138,8 +140,57 @@ def test_what_cannot_be_kept_is_refused_of_a_strict_function(
     with pytest.raises(BadRequest, match=why) as caught:
         forced(name, {"type": "object", **schema}, strict=True)
     assert caught.value.field == "tools"
-    if why in ("'pattern'", "'format'"):
-        assert forced(name, {"type": "object", **schema})
+
+
+def left_out(grammar: str) -> list[str]:
+    """The paths that a grammar names, as the core reads them."""
+    text, found = with_schemas(grammar, lambda _schema: "")
+    assert LEFT_OUT_MARK not in text or found
+    return [each.removeprefix("tools.f.parameters.") for each in found]
+
+
+@pytest.mark.parametrize("name", [*TAGGED, *BRACKETED])
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"properties": {"x": {"type": "string", "pattern": "^a"}}}, ["properties.x.pattern"]),
+        ({"properties": {"x": {"type": "string", "format": "date"}}}, ["properties.x.format"]),
+        ({"properties": {"x": {"type": "string", "format": "path"}}}, []),
+        ({"properties": {}, "minProperties": 1}, ["minProperties"]),
+        (
+            {
+                "properties": {"x": {"$ref": "#/$defs/a"}, "y": {"$ref": "#/$defs/a"}},
+                "$defs": {"a": {"type": "string", "minLength": 2, "pattern": "^a"}},
+            },
+            ["$defs.a.pattern"],
+        ),
+        ({"properties": {"x": {"type": "string", "title": "t", "maxLength": 4}}}, []),
+    ],
+)
+def test_what_is_left_out_is_named(name: str, schema: Any, expected: list[str]) -> None:
+    for strict in ({}, {"strict": False}):
+        grammar = forced(name, {"type": "object", **schema}, **strict)
+        assert left_out(grammar) == expected
+        assert walk(model_of(name, "", True)[1], grammar, 1)  # it compiles
+    if not expected:
+        assert left_out(forced(name, {"type": "object", **schema}, strict=True)) == []
+
+
+@pytest.mark.parametrize("name", BRACKETED)
+def test_what_is_left_out_within_values_is_named(name: str) -> None:
+    item = {"type": ["string", "null"], "minLength": 2, "pattern": "^a"}
+    schema = {"properties": {"x": {"type": "array", "items": item, "uniqueItems": True}}}
+    found = left_out(forced(name, schema))
+    assert sorted(found) == ["properties.x.items.pattern", "properties.x.uniqueItems"]
+    many = {str(number): {"type": "string", "pattern": "^a"} for number in range(200)}
+    kept = {f"a{each}": value for each, value in many.items()}
+    assert len(left_out(forced(name, {"properties": kept}))) == MAX_LEFT_OUT
+
+
+@pytest.mark.parametrize("name", BRACKETED)
+def test_keywords_of_other_types_say_nothing(name: str) -> None:
+    item = {"type": ["string", "null"], "minLength": 2}
+    assert forced(name, {"properties": {"x": item}}, strict=True)
 
 
 @pytest.mark.parametrize("name", [each for each in (*TAGGED, "pythonic") if each != "kimi_k3"])
