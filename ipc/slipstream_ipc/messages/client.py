@@ -128,6 +128,7 @@ class Tokenize(Struct, array_like=True, frozen=True, tag=tags.TOKENIZE):
     template: TemplateOptions = TemplateOptions()
     add_special_tokens: bool | None = None  # None: added to a text, not to messages
     with_strings: bool = False  # also return each token as the vocabulary spells it
+    tenant: Identity = b""  # whose turn it takes; empty: the client's
 
 
 class Detokenize(Struct, array_like=True, frozen=True, tag=tags.DETOKENIZE):
@@ -136,6 +137,7 @@ class Detokenize(Struct, array_like=True, frozen=True, tag=tags.DETOKENIZE):
     number: U32
     token_ids: bytes
     skip_special_tokens: bool = False
+    tenant: Identity = b""  # as in Tokenize
 
 
 class Cancel(Struct, array_like=True, frozen=True, tag=tags.CANCEL):

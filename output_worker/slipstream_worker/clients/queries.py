@@ -74,7 +74,7 @@ class ClientQueries:
             is_query=True,
             max_tokens=MAX_SPELLED_TOKENS if message.with_strings else MAX_QUERY_TOKENS,
         )
-        self._add(client, message.number, render)
+        self._add(client, message, render)
 
     def detokenize(self, client: bytes, message: Detokenize, card: ModelCard) -> None:
         """Answer a Detokenize, at once if it is invalid."""
@@ -89,7 +89,7 @@ class ClientQueries:
             token_ids=message.token_ids,
             skip_special_tokens=message.skip_special_tokens,
         )
-        self._add(client, message.number, render)
+        self._add(client, message, render)
 
     def answered(self, answer: Rendered) -> bool:
         """Forward an answer of the tokenizer process; returns whether it belongs to a query."""
@@ -129,9 +129,9 @@ class ClientQueries:
                 if not self._readers.is_here(client):
                     self.withdraw(client)
 
-    def _add(self, client: bytes, number: int, render: Render) -> None:
-        public_key = self._readers.port(client).session.public_key
-        query = QueuedQuery(client, number, render, size_of(render), public_key)
+    def _add(self, client: bytes, message: Tokenize | Detokenize, render: Render) -> None:
+        tenant = self._readers.port(client).session.public_key or message.tenant or client
+        query = QueuedQuery(client, message.number, render, size_of(render), tenant)
         queue = self._queues[is_long(render)]
         why = queue.why_full(query)
         if why:

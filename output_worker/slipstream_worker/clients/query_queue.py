@@ -1,7 +1,7 @@
 """The queue of queries for the tokenizer process, short or long ones. Pure.
 
 - Tenants take turns; among one tenant's queries shorter ones go first (`fair_order`). A tenant is a
-  client, or all clients with one key.
+  client, all clients with one key, or whom a client without a key names: an HTTP front, its keys.
 - Only a limited amount is in the tokenizer process at a time, so that streams' prompts wait for no
   more than that.
 - A tenant may have at most as much queued as is left for all others. A single tenant can fill half
@@ -27,12 +27,7 @@ class QueuedQuery(NamedTuple):
     number: int
     render: Render
     size: int  # characters, or token ids
-    public_key: bytes = b""  # of the client; empty without CURVE
-
-    @property
-    def tenant(self) -> bytes:
-        """Whose bounds and turns it counts for."""
-        return self.public_key or self.client
+    tenant: bytes  # whose bounds and turns it counts for
 
 
 class QueryQueue:

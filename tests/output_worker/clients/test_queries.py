@@ -201,6 +201,22 @@ def test_clients_take_turns(queries, readers, prompts):
     assert turns == ["me0", "me1", "b0", "c0", "me2", "b1", "c1", "b2", "c2"]
 
 
+@pytest.mark.parametrize("key", [b"", b"key"])
+def test_the_tenants_of_one_client_take_turns(queries, readers, prompts, key):
+    """An HTTP front names them; a client with a key of its own is its key's tenant."""
+    readers.ports[ME].public_key = key
+    for tenant in (b"a", b"b"):
+        for number in range(3):
+            text = f"{tenant.decode()}{number} {LONG}"
+            queries.tokenize(ME, Tokenize(number, text, tenant=tenant))
+    queries.detokenize(ME, Detokenize(9, pack_u32([1] * 2**15), tenant=b"c"), MODEL)
+    for answered in range(1, 8):
+        assert queries.answered(Rendered(answered))
+    turns = [text.split()[0] if text else "c" for text in prompts.texts]
+    expected = ["a0", "a1", "b0", "c", "a2", "b1", "b2"]
+    assert turns == (["a0", "a1", "a2", "b0", "b1", "b2", "c"] if key else expected)
+
+
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_who_leaves_asks_no_more(queries, readers, prompts, has_begun):
     readers.ports[b"other"] = Port()

@@ -41,7 +41,7 @@ def test_every_question_is_asked_once_unless_it_is_withdrawn(
 
     for number, (act, client, size) in enumerate(acts):
         if act == "ask":
-            query = QueuedQuery(client, number, RENDER, size, KEYS[client])
+            query = QueuedQuery(client, number, RENDER, size, KEYS[client] or client)
             lane.add(query)
             waiting.append(query)
         elif act == "leave":
@@ -61,9 +61,9 @@ def test_a_client_waits_for_one_question_of_each_other() -> None:
     lane = QueryQueue(1)
     for number in range(50):
         for client in (b"a", b"b"):
-            lane.add(QueuedQuery(client, number, RENDER, 1))
+            lane.add(QueuedQuery(client, number, RENDER, 1, client))
     first = lane.next()
-    lane.add(QueuedQuery(b"c", 0, RENDER, 1000))
+    lane.add(QueuedQuery(b"c", 0, RENDER, 1000, b"c"))
     turns = []
     while first is not None:
         turns.append(first.client)
@@ -77,7 +77,7 @@ def test_clients_with_one_key_are_one_tenant() -> None:
     lane = QueryQueue(1)
     for number in range(20):  # as many clients
         lane.add(QueuedQuery(b"%d" % number, 0, RENDER, 1, b"key"))
-    lane.add(QueuedQuery(b"a", 0, RENDER, 1))
+    lane.add(QueuedQuery(b"a", 0, RENDER, 1, b"a"))
     first = lane.next()
     turns = []
     while first is not None:
@@ -91,7 +91,7 @@ def test_clients_with_one_key_are_one_tenant() -> None:
         lane.add(query)
         num += 1
     assert num == MAX_WAITING // 2
-    assert not lane.why_full(QueuedQuery(b"a", 0, RENDER, 1))
+    assert not lane.why_full(QueuedQuery(b"a", 0, RENDER, 1, b"a"))
     lane.withdraw(b"3")  # that client's alone
     assert not lane.why_full(query)
     lane.add(query)
@@ -101,7 +101,7 @@ def test_clients_with_one_key_are_one_tenant() -> None:
 def test_there_is_always_room_for_somebody_new() -> None:
     lane = QueryQueue(1)
     for number in range(6):
-        query = QueuedQuery(b"%d" % number, 0, RENDER, 100_000)
+        query = QueuedQuery(b"%d" % number, 0, RENDER, 100_000, b"%d" % number)
         assert not lane.why_full(query)
         while not lane.why_full(query):
             lane.add(query)

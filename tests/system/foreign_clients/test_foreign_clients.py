@@ -81,9 +81,7 @@ IS_RECORDED = "RECORD_BODIES" in os.environ
 def stack() -> Iterator[Stack]:
     model = f"simulated:step_ms=1,answers={HERE / 'answers.jsonl'}"
     formats: Any = {"tool_format": "hermes", "reasoning_format": "qwen3"}
-    with spareless_stack(
-        model, http_port=0, served_model_name=NAMES, **formats
-    ) as running:
+    with spareless_stack(model, http_port=0, served_model_name=NAMES, **formats) as running:
         yield running
 
 

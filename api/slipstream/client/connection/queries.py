@@ -29,6 +29,7 @@ from slipstream.request.requests import fits_message
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest, ProtocolError, Summary
 from slipstream_ipc.messages import (
+    MAX_IDENTITY_BYTES,
     Cancel,
     Cancelled,
     Detokenize,
@@ -210,7 +211,7 @@ def new_tokenize(
         asked = Tokenize(
             0, text, messages, template or TemplateOptions(), add_special_tokens, with_strings
         )
-        if not fits_message(asked):
+        if not fits_message(replace(asked, tenant=bytes(MAX_IDENTITY_BYTES))):
             given = Summary("a query larger than a message")
             raise BadRequest("prompt", given, f"at most {MAX_MESSAGE_BYTES} bytes")
     except BadRequest as error:

@@ -13,7 +13,7 @@ from slipstream.http.anthropic.request_bodies import CountTokensRequest, Message
 from slipstream.http.anthropic.response_bodies import InputTokens
 from slipstream.http.api_errors import callers_fields
 from slipstream.http.endpoints.chat import plan_chat, prompt_query
-from slipstream.http.endpoints.served_model import respond_when_done
+from slipstream.http.endpoints.served_model import ask, respond_when_done
 from slipstream.http.exchange import Exchange
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
 from slipstream.http.openai.ignored_fields import IgnoredFields
@@ -56,4 +56,6 @@ def count_tokens(io: LoopIO, body: CountTokensRequest, model: str, exchange: Exc
     def response_of(found: Tokenized) -> Response:
         return json_response(200, InputTokens(len(ids_of(found))))
 
-    respond_when_done(io.ask(asked, model), exchange, response_of, {"prompt": "messages"})
+    respond_when_done(
+        ask(io, asked, model, exchange), exchange, response_of, {"prompt": "messages"}
+    )

@@ -42,6 +42,7 @@ from slipstream.http.endpoints.response_plan import (
 )
 from slipstream.http.endpoints.resume import last_event_id, plan_or_resume
 from slipstream.http.endpoints.served_model import (
+    ask,
     guarded,
     respond_when_done,
     served_model,
@@ -272,7 +273,8 @@ class ResponseEndpoints:
 
         model = served_model(self._io, body.model).name
         query = prompt_query(chat_of(body, context_of(body, named)))
-        respond_when_done(self._io.ask(query, model), exchange, response_of, {"prompt": "input"})
+        asked = ask(self._io, query, model, exchange)
+        respond_when_done(asked, exchange, response_of, {"prompt": "input"})
         exchange.give_back()
 
     def _create(

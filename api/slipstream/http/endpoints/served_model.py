@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from msgspec.structs import replace
+
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.errors import SlipstreamError
 from slipstream.http.api_errors import (
@@ -20,7 +22,7 @@ from slipstream.http.changed_turns import tell_changed_turns
 from slipstream.http.exchange import Exchange
 from slipstream.http.response_encoding import Response
 from slipstream.request.served_models import find_model, names_of
-from slipstream_ipc.messages import ModelCard, Tokenized
+from slipstream_ipc.messages import Detokenize, Detokenized, ModelCard, Tokenize, Tokenized
 from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
@@ -73,6 +75,13 @@ def guarded(exchange: Exchange, call: Callable[[], None]) -> None:
         what = request.method, request.path
         _logger.exception("%s %s failed", *what, extra=of_requests(request.id))
         exchange.refuse(error_of(error, {}))
+
+
+def ask(
+    io: LoopIO, query: Tokenize | Detokenize, model: str, exchange: Exchange
+) -> Future[Tokenized | Detokenized]:
+    """The future answer to a query of an exchange's, which waits among those of its key."""
+    return io.ask(replace(query, tenant=exchange.request.tenant or b""), model)
 
 
 def respond_when_done(

@@ -18,7 +18,12 @@ from slipstream.client.connection.loop_io import LoopIO
 from slipstream.client.connection.queries import ids_of, new_detokenize, new_tokenize
 from slipstream.http.api_errors import ApiError, bad_field
 from slipstream.http.endpoints.chat import template_options
-from slipstream.http.endpoints.served_model import respond_when_done, served_model, served_models
+from slipstream.http.endpoints.served_model import (
+    ask,
+    respond_when_done,
+    served_model,
+    served_models,
+)
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
 from slipstream.http.openai.chat_turns import chat_messages
@@ -60,7 +65,7 @@ def tokenize(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
     names = {"with_strings": "return_token_strs"}
     if body.messages is not None:
         names["prompt"] = "messages"
-    respond_when_done(io.ask(asked, model.name), exchange, response_of, names)
+    respond_when_done(ask(io, asked, model.name, exchange), exchange, response_of, names)
 
 
 def detokenize(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
@@ -80,7 +85,8 @@ def detokenize(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
         return json_response(200, Text(found.text))
 
     asked = new_detokenize(body.tokens, model)
-    respond_when_done(io.ask(asked, model.name), exchange, response_of, {"token_ids": "tokens"})
+    names = {"token_ids": "tokens"}
+    respond_when_done(ask(io, asked, model.name, exchange), exchange, response_of, names)
 
 
 def tokenizer_info(

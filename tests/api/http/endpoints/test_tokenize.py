@@ -85,6 +85,36 @@ def test_what_is_asked_and_answered(played, raw):
     assert raw.read().json == {"prompt": "hi"}
 
 
+@pytest.mark.process
+def test_each_key_has_its_own_turn(worker):
+    """The worker takes turns among the tenants that questions name, as among those of streams."""
+    front = Front(worker.address, api_keys=("one", "two"))
+    found: dict[str, set[bytes]] = {"one": set(), "two": set()}
+    chat = {"messages": [USER]}
+    try:
+        for key, tenants in found.items():
+            for path, body in (
+                ("/tokenize", {"prompt": "x"}),
+                ("/detokenize", {"tokens": [1]}),
+                ("/v1/messages/count_tokens", chat),
+                ("/v1/responses/input_tokens", {"input": "x"}),
+            ):
+                with Raw(front.port) as raw:
+                    raw.post(path, body, f"Authorization: Bearer {key}")
+                    kind = Detokenize if path == "/detokenize" else Tokenize
+                    asked = worker.expect(kind)
+                    tenants.add(asked.tenant)
+                    fault = Fault("overloaded", "no")
+                    answer = Detokenized if kind is Detokenize else Tokenized
+                    worker.send(answer(asked.number, fault=fault))
+                    assert raw.read().status == 503
+    finally:
+        front.stop()
+    assert [len(tenants) for tenants in found.values()] == [1, 1]
+    assert found["one"] != found["two"]
+    assert {len(tenant) for tenants in found.values() for tenant in tenants} == {16}
+
+
 @pytest.mark.parametrize(
     ("fault", "status", "param"),
     [
