@@ -8,6 +8,8 @@ page where a command is missing; 3 (`run-batch`) some answers are errors.
 from __future__ import annotations
 
 import argparse
+import codecs
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -48,9 +50,13 @@ _EXAMPLES = (
     'slipstream chat "What are lambdas?"   one answer, from the running server or a new one',
 )
 
+_UTF8_VARIABLE = "PYTHONUTF8"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    if argv is None:
+        _use_utf8()
     arguments = _parser().parse_args(argv)
     try:
         if arguments.command != "serve":  # whose log has them
@@ -69,6 +75,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         names = {**arguments.option_names, **getattr(arguments, "sources", {})}
         return _failed(arguments.prog, *_message_and_code(error, names))
+
+
+def _use_utf8() -> None:
+    """Where Python takes all texts for ASCII (the locale C, with PYTHONUTF8=0), begin this process
+    anew in its UTF-8 mode, which its children inherit: names of files and models are not ASCII.
+    """
+    is_ascii = codecs.lookup(sys.getfilesystemencoding()).name == "ascii"
+    if is_ascii and os.environ.get(_UTF8_VARIABLE) != "1":
+        os.environ[_UTF8_VARIABLE] = "1"
+        again = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
+        os.execv(sys.executable, again)  # noqa: S606  (this command itself)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # of characters that a locale lacks
 
 
 def _parser() -> Parser:

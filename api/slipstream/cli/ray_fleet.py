@@ -18,6 +18,7 @@ from slipstream.client.endpoints import KEYS_VARIABLE, default_runtime_dir
 from slipstream.errors import missing_option, wrong_option
 from slipstream.fleet.members import FLEET_NAME, INSTALL_RAY, MAX_MEMBERS, RAY, has_ray
 from slipstream.ray_fleet.actor_messages import FleetSpec, FleetStatus, ScaleGoal, decoded
+from slipstream.ray_fleet.cluster_address import check_reachable, cluster_address
 from slipstream.ray_fleet.replica import at_host
 from slipstream.ray_fleet.scaling import ReplicaBounds
 from slipstream.stack.plan.fleet_plan import needs_no_card
@@ -248,6 +249,7 @@ def _connect(arguments: argparse.Namespace) -> None:
         raise wrong_option("name", arguments.name, "letters, digits, - and _")
     if not has_ray():
         raise missing_option("Ray", INSTALL_RAY)
+    check_reachable(cluster_address(arguments.ray_address))  # importing Ray takes longer
     from slipstream.ray_fleet.cluster import connect
 
     connect(arguments.ray_address)

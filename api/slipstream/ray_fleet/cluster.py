@@ -20,11 +20,11 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup
 
 from slipstream.errors import ConnectionLostError
+from slipstream.ray_fleet.cluster_address import check_reachable, cluster_address, no_cluster
 from slipstream.ray_fleet.controller import replica_name
 from slipstream_ipc.messages import Fault
 
 NAMESPACE = "slipstream"
-ADDRESS_VARIABLE = "RAY_ADDRESS"
 CALL_S = 20.0  # for an actor to answer
 _PAUSE_S = 0.2
 _CREATED, _REMOVED = "CREATED", "REMOVED"  # states of placement groups
@@ -35,12 +35,13 @@ def connect(address: str | None = None) -> None:
 
     address: HOST:PORT; None: $RAY_ADDRESS, else the cluster that runs on this machine.
 
-    Raises: ConnectionLostError where there is none.
+    Raises: ConnectionLostError where there is none, within seconds where nothing listens.
     """
     if ray.is_initialized():
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    where = address or os.environ.get(ADDRESS_VARIABLE) or "auto"
+    where = cluster_address(address)
+    check_reachable(where)
     try:
         ray.init(
             where,
@@ -50,7 +51,7 @@ def connect(address: str | None = None) -> None:
             include_dashboard=False,
         )
     except (ConnectionError, RayError, RuntimeError, ValueError) as error:
-        raise _gone(f"no Ray cluster at {where}: {_first_line(error)}") from None
+        raise no_cluster(where, _first_line(error)) from None
 
 
 def has_cards() -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from slipstream.cli.main import main
+from slipstream.errors import ConnectionLostError
+from slipstream.ray_fleet.cluster_address import check_reachable
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -43,3 +46,39 @@ def test_what_would_keep_each_replica_from_starting(capsys, tmp_path: Path) -> N
 def test_ray_has_to_be_installed(capsys, words: list[str]) -> None:
     assert "pip install 'slipstream[ray]'" in refused(capsys, *words)
     assert "letters, digits" in refused(capsys, *words, "--name", "a/b")
+
+
+@pytest.mark.parametrize("words", [["up", "--insecure"], ["status"], ["scale", "2"], ["down"]])
+@pytest.mark.parametrize("form", ["{}", "ray://{}"])
+def test_a_dead_cluster_is_named_before_ray_is_asked(
+    capsys, monkeypatch: pytest.MonkeyPatch, words: list[str], form: str
+) -> None:
+    """Ray goes on trying for minutes."""
+    monkeypatch.setattr("slipstream.cli.ray_fleet.has_ray", lambda: True)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and does not listen
+        address = form.format(f"127.0.0.1:{bound.getsockname()[1]}")
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        assert main(["ray", *words]) == 1
+        said = capsys.readouterr().err
+        assert f"no Ray cluster at {address}: " in said
+        assert "Connection refused" in said
+        assert "--ray-address" in said
+        monkeypatch.delenv("RAY_ADDRESS")
+        assert main(["ray", *words, "--ray-address", address]) == 1
+        assert address in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "nonsense", "host:", ":6379"])
+def test_what_ray_knows_better_is_left_to_it(address: str) -> None:
+    check_reachable(address)
+
+
+def test_an_unknown_host_is_no_cluster() -> None:
+    with pytest.raises(ConnectionLostError, match=r"no Ray cluster at no\.such\.invalid:6379"):
+        check_reachable("no.such.invalid:6379")
+
+
+def test_what_listens_is_reachable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        check_reachable(f"127.0.0.1:{server.getsockname()[1]}")
