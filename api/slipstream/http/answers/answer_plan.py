@@ -64,10 +64,12 @@ class AnswerShape(Protocol):
     chunk_object: str
     has_many_prompts: bool
     reads_events: bool
-    custom_tools: Collection[str]
 
     @property
     def has_ids(self) -> bool: ...
+
+    @property
+    def custom_tools(self) -> Collection[str]: ...
 
     def choice(self, content: ChoiceContent) -> Choice:
         """A complete choice."""

@@ -97,9 +97,8 @@ def plan_chat(
     names = composed_names(names, param_names or {})
     with callers_fields(names):
         functions, custom_tools = with_functions(body)
-        if shape is None:
-            shape = ChatShape(has_ids=bool(body.return_token_ids), custom_tools=custom_tools)
-        plan = _plan(with_allowed_tools(functions), model, max_tokens, kind, shape, names)
+        own = ChatShape(has_ids=bool(body.return_token_ids), custom_tools=custom_tools)
+        plan = _plan(with_allowed_tools(functions), model, max_tokens, kind, shape or own, names)
     choice = functions.tool_choice
     is_named = isinstance(choice, dict) and choice.get("type") == "function"
     return replace(
