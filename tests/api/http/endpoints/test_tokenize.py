@@ -100,7 +100,8 @@ def test_each_key_has_its_own_turn(worker):
                 ("/v1/responses/input_tokens", {"input": "x"}),
             ):
                 with Raw(front.port) as raw:
-                    raw.post(path, body, f"Authorization: Bearer {key}")
+                    asked_for = {**body, "model": worker.model.name}
+                    raw.post(path, asked_for, f"Authorization: Bearer {key}")
                     kind = Detokenize if path == "/detokenize" else Tokenize
                     asked = worker.expect(kind)
                     tenants.add(asked.tenant)
