@@ -117,4 +117,59 @@ CLAUDE_CODE = Agent(
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     },
 )
-AGENTS = {"codex": CODEX, "pi": PI, "claude-code": CLAUDE_CODE}
+# As with `claude`, the program lies in the platform's package.
+OPENCODE = Agent(
+    package="opencode-ai",
+    program="opencode-linux-x64/bin/opencode",
+    ask=("run", QUESTION),
+    go_on=("run", "--continue", AGAIN),
+    tool="bash",
+    arguments=_command,
+    environment={"OPENCODE_DISABLE_MODELS_FETCH": "1"},
+    files={
+        ".config/opencode/opencode.json": json.dumps(
+            {
+                "autoupdate": False,
+                "share": "disabled",
+                "model": f"slipstream/{MODEL}",
+                "provider": {
+                    "slipstream": {
+                        "npm": "@ai-sdk/openai-compatible",
+                        "name": "Slipstream",
+                        "options": {"baseURL": "{server}/v1", "apiKey": "none"},
+                        "models": {
+                            MODEL: {
+                                "reasoning": True,
+                                "tool_call": True,
+                                "limit": {"context": 200_000, "output": 4096},
+                            }
+                        },
+                    }
+                },
+            },
+            indent=2,
+        )
+    },
+)
+# It waits for a command's output a fixed time after the command's end: on a loaded machine that is
+# "Output: (empty)" now and then, and the model that is played asks for it once more.
+QWEN_CODE = Agent(
+    package="@qwen-code/qwen-code",
+    program=".bin/qwen",
+    ask=("--auth-type", "openai", "--yolo", QUESTION),
+    go_on=("--auth-type", "openai", "--yolo", "--continue", AGAIN),
+    tool="run_shell_command",
+    arguments=_command,
+    environment={
+        "OPENAI_BASE_URL": "{server}/v1",
+        "OPENAI_API_KEY": "none",
+        "OPENAI_MODEL": MODEL,
+    },
+)
+AGENTS = {
+    "codex": CODEX,
+    "pi": PI,
+    "claude-code": CLAUDE_CODE,
+    "opencode": OPENCODE,
+    "qwen-code": QWEN_CODE,
+}
