@@ -127,6 +127,7 @@ _WITHOUT: dict[str, str] = {
         long_prefill_token_threshold_adaptive max_num_active_seqs max_num_scheduled_tokens
         prefill_schedule_interval prefix_cache_retention_interval prefix_caching_hash_algo
         prefix_match_unit scheduler_reserve_full_isl swa_bounded_replay watermark""",
+    "certificates are read again as they change": "enable_ssl_refresh",
     "long prompts always go in chunks": "enable_chunked_prefill",
     "priorities of requests count": "scheduling_policy",
     "requests without a seed of their own are not repeatable, but those of LLM(seed=N) are": "seed",
@@ -208,6 +209,7 @@ _LORA = "LoRA is not supported yet"
 _SPECULATIVE = "speculative decoding is not supported yet"
 _POOLING = "only text is generated"
 _CODE = "no code of users runs in the server"
+_ROPE = "--hf-overrides says how positions are scaled"
 _PLANNED = "not supported yet"
 _TRANSFER = "caches and weights are not handed to other servers"
 ONLY: dict[str, Only] = {
@@ -247,7 +249,6 @@ ONLY: dict[str, Only] = {
     "enable_scale_out": Only(_TRANSFER),
     "enable_server_load_tracking": Only("/metrics has the load"),
     "enable_sleep_mode": Only("models do not sleep"),
-    "enable_ssl_refresh": Only("certificates are read at the start"),
     "enable_trace_replay": Only(_PLANNED),
     "engram_config": Only(_PLANNED),
     "grpc": Only("there is no gRPC; Python clients have a protocol of their own"),
@@ -310,8 +311,8 @@ ONLY: dict[str, Only] = {
 }
 _FORMERLY_ONLY: dict[str, Only] = {
     "num_speculative_tokens": Only(_SPECULATIVE),
-    "rope_scaling": Only(_PLANNED),
-    "rope_theta": Only(_PLANNED),
+    "rope_scaling": Only(_ROPE),
+    "rope_theta": Only(_ROPE),
     "speculative_model": Only(_SPECULATIVE),
     "task": Only(_POOLING, ("auto", "generate")),
 }
