@@ -107,14 +107,15 @@ def assemble_core(
     Raises ValueError where settings and model are incompatible, OSError or zmq.ZMQError where the
     address cannot be bound.
     """
+    info = runner.info
+    max_num_seqs = min(config.max_num_seqs, info.max_num_seqs or config.max_num_seqs)
     suspects: tuple[bytes, ...] = ()
     note = None
     if config.runtime_dir is not None:
         directory = Path(config.runtime_dir)
         if config.died_within:
             suspects = read_note(directory) or ()
-        note = begin_note(directory, config.max_num_seqs)
-    info = runner.info
+        note = begin_note(directory, max_num_seqs)
     tokens = TokenLog()
     logprobs = LogprobLog()
     logprob_budget = LogprobBudget(int(config.logprobs_gib * 2**30))
@@ -122,12 +123,13 @@ def assemble_core(
         tokens=tokens,
         num_blocks=runner.num_blocks,
         block_size=info.block_size,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=info.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
         model_salt=config.served_model_name or info.name,
         logprob_budget=logprob_budget,
+        has_states=info.has_states,
     )
     waiting_tokens = _max_waiting_tokens(config, info.max_model_len)
     codec = core_codec()
@@ -180,7 +182,7 @@ def assemble_core(
             card,
             fits=lambda num_tokens: -(-num_tokens // info.block_size) < runner.num_blocks,
             max_waiting=config.max_waiting,
-            max_readmitted=_READMITTED_FACTOR * (config.max_waiting + config.max_num_seqs),
+            max_readmitted=_READMITTED_FACTOR * (config.max_waiting + max_num_seqs),
             max_waiting_tokens=waiting_tokens,
             max_readmitted_tokens=_READMITTED_FACTOR * waiting_tokens,
         ),

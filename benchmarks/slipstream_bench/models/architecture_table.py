@@ -25,6 +25,7 @@ from transformers.utils import logging
 from slipstream_bench.common.report import columns_of, markdown_of
 from slipstream_bench.models.tiny_models import (
     ARCHITECTURES,
+    HYBRIDS,
     VARIANTS,
     Architecture,
     generate,
@@ -85,7 +86,7 @@ def main() -> int:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(1)  # the models are too small for more
-    chosen = [each for each in ARCHITECTURES if options.only.lower() in each.name.lower()]
+    chosen = [each for each in ARCHITECTURES + HYBRIDS if options.only.lower() in each.name.lower()]
     if not chosen:
         parser.error(f"--only: got {options.only!r}, allowed: a part of an architecture's name")
     rows = [measure(each) for each in tqdm(chosen, disable=None, leave=False)]

@@ -216,15 +216,6 @@ _DEEPSEEK = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
-_NEXT = _MOE | {
-    "hidden_size": 64,
-    "head_dim": 16,
-    "num_experts": 4,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
 _NOT_REPLACEABLE = "does not allow its attention to be replaced"
 
 
@@ -486,12 +477,23 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         num_attention_heads=4,
         num_key_value_heads=4,
     ),
-    _refused("Llama 4", "Llama4TextConfig", "layers of type chunked_attention"),
-    _refused("Qwen3-Next", "Qwen3NextConfig", "layers of type linear_attention", **_NEXT),
-    _refused("Mamba", "MambaConfig", "layers of type linear_attention", hidden_size=32),
-    _refused("Jamba", "JambaConfig", "layers of type linear_attention", hidden_size=32),
-    _refused("Falcon-H1", "FalconH1Config", "layers of type hybrid", hidden_size=32),
-    _refused("LFM2", "Lfm2Config", "layers of type conv", full_attn_idxs=[1], num_hidden_layers=2),
+    _refused("Llama 4", "Llama4TextConfig", "layers of type chunked_attention, which see 8192"),
+    _refused("Mamba", "MambaConfig", "MambaMixer is given no cache", hidden_size=32),
+    _refused(
+        "Zamba 2",
+        "Zamba2Config",
+        "2 attention calls over 1 layers",
+        hidden_size=64,
+        num_attention_heads=4,
+        attention_head_dim=32,
+        num_hidden_layers=4,
+        layers_block_type=["linear_attention", "hybrid"] * 2,
+        num_mem_blocks=1,
+        n_mamba_heads=8,
+        mamba_headdim=16,
+        mamba_ngroups=1,
+        mamba_d_state=16,
+    ),
     _refused("DeepSeek V3.2", "DeepseekV32Config", "layers of type indexed_attention"),
     _refused(
         "DiffLlama", "DiffLlamaConfig", "attention calls over", hidden_size=32, num_hidden_layers=2
@@ -516,5 +518,132 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "has the rope type 'dynamic'",
         hidden_size=32,
         rope_parameters=_rope("dynamic", factor=2.0),
+    ),
+)
+
+_LINEAR = ["linear_attention"] * 3 + ["full_attention"]
+_GATED_DELTA: dict[str, Any] = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": _LINEAR,
+}
+_SHARED_MOE = _MOE | {"num_experts": 8, "shared_expert_intermediate_size": 32}
+_MAMBA_2: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 16,
+    "mamba_expand": 2,
+}
+_NEMOTRON: dict[str, Any] = {
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 1,
+    "ssm_state_size": 16,
+    "chunk_size": 16,
+}
+_SHORT_CONV: dict[str, Any] = {"layer_types": ["conv", "conv", "full_attention", "conv"]}
+_PARTS_OF_MROPE = {
+    "rope_parameters": _MROPE
+    | {"mrope_interleaved": True, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
+}
+
+# Models of which some layers carry recurrent states. Their mixers run as transformers has them, so
+# they are slower to check, and no step of theirs is recorded.
+HYBRIDS: tuple[Architecture, ...] = (
+    _served("Qwen3-Next", "Qwen3NextConfig", **_GATED_DELTA, **_SHARED_MOE),
+    _served("Qwen3.5", "Qwen3_5TextConfig", **_GATED_DELTA),
+    _served("Qwen3.5-MoE", "Qwen3_5MoeTextConfig", **_GATED_DELTA, **_SHARED_MOE),
+    _served("OLMo Hybrid", "OlmoHybridConfig", **_GATED_DELTA),
+    _served(
+        "Kimi Linear (MLA)",
+        "KimiLinearConfig",
+        **_MOE,
+        **_LATENT | {"q_lora_rank": None},
+        layer_types=_LINEAR,
+        n_routed_experts=8,
+        num_experts=8,
+    ),
+    _served("LFM2", "Lfm2Config", **_SHORT_CONV, block_multiple_of=32),
+    _served("LFM2-MoE", "Lfm2MoeConfig", **_MOE, **_SHORT_CONV, num_experts=4),
+    _served("LFM3", "Lfm3Config"),
+    _served("Bamba", "BambaConfig", **_MAMBA_2, attn_layer_indices=[1, 3]),
+    _served(
+        "Granite 4-H",
+        "GraniteMoeHybridConfig",
+        **_MAMBA_2,
+        layer_types=["mamba", "attention"] * 2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=32,
+        position_embedding_type="nope",
+    ),
+    _served("Falcon-H1", "FalconH1Config", **_MAMBA_2, mamba_d_ssm=128),
+    _served(
+        "Nemotron-H",
+        "NemotronHConfig",
+        **_NEMOTRON,
+        layers_block_type=["mamba", "attention", "mlp", "mamba"],
+    ),
+    _served(
+        "Nemotron-H, experts",
+        "NemotronHConfig",
+        **_NEMOTRON,
+        **_MOE,
+        layers_block_type=["mamba", "attention", "moe", "mamba"],
+        n_routed_experts=4,
+        moe_shared_expert_intermediate_size=32,
+    ),
+    _served(
+        "Jamba",
+        "JambaConfig",
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        num_experts=4,
+        mamba_d_state=16,
+        mamba_dt_rank=8,
+        use_mamba_kernels=False,
+    ),
+    _served(
+        "Ling 2.5 (bailing_hybrid)",
+        "BailingHybridConfig",
+        **_DEEPSEEK,
+        layer_types=_LINEAR,
+        num_experts=4,
+        linear_head_dim=16,
+    ),
+    _tower(
+        "Qwen3.5, as text",
+        "Qwen3_5Config",
+        *_QWEN_VISION,
+        "num_position_embeddings",
+        text=_GATED_DELTA | _PARTS_OF_MROPE,
+        **_QWEN_TOKENS,
+    ),
+    _tower(
+        "Qwen3.5-MoE, as text",
+        "Qwen3_5MoeConfig",
+        *_QWEN_VISION,
+        "num_position_embeddings",
+        text=_GATED_DELTA | _SHARED_MOE | _PARTS_OF_MROPE,
+        **_QWEN_TOKENS,
+    ),
+    _tower(
+        "LFM2-VL, as text",
+        "Lfm2VlConfig",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "patch_size",
+        text={"model_type": "lfm2", **_SHORT_CONV, "block_multiple_of": 32},
+        image_token_id=190,
     ),
 )

@@ -34,6 +34,7 @@ from slipstream_core.runner.kv_cache_size import (
 from slipstream_core.runner.model.loader import LoadedModel, load_model
 from slipstream_core.runner.sharding.collectives import least_over_ranks
 from slipstream_core.runner.sharding.rank import Rank
+from slipstream_core.runner.state.state_memory import states_bytes, with_states
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.runner.warm_up import keep_freed_memory, warm_up
 from slipstream_ipc.telemetry.trace import open_tracer
@@ -70,6 +71,14 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         rank=rank,
     )
 
+    cache = 0
+    if model.device.type == "cpu" and config.num_blocks is None:
+        cache = int(config.kv_cache_gib * 2**30)  # of all ranks together
+        if not config.touches_cache:  # nobody has asked for this size
+            cache = default_cache(cache, num_local * model.kept_bytes, read_host_memory())
+    if model.states:
+        config = with_states(model, config, cache)
+        cache -= states_bytes(model, config)
     native = config.native
     if rank is not None and native:
         # one without a compiler would order its rows otherwise, and record and sample otherwise
@@ -103,9 +112,6 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
                 buckets=buckets,
             )
     elif num_blocks is None:
-        cache = int(config.kv_cache_gib * 2**30)  # of all ranks together
-        if not config.touches_cache:  # nobody has asked for this size
-            cache = default_cache(cache, num_local * model.kept_bytes, read_host_memory())
         num_blocks = cache // (size * block_bytes(model, config.block_size))
     if rank is not None:
         num_blocks = least_over_ranks(num_blocks, model.device)
@@ -114,7 +120,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
     if model.device.type == "cpu":
         keep_freed_memory()
         memory = read_host_memory()
-        cache = num_blocks * block_bytes(model, config.block_size)
+        cache = num_blocks * block_bytes(model, config.block_size) + states_bytes(model, config)
         refuse_cache(model.name, num_local * model.kept_bytes, num_local * cache, memory)
         packs = packs_weights(model, memory)
     try:

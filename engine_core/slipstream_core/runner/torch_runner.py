@@ -1,13 +1,14 @@
 """Runs a transformers model: one step is one forward of a flattened batch [1, T].
 
-The runner holds the tensors that outlive a step: the KV cache, and the block table and the last
-sampled token of each slot. What to compute is in the plan. Steps run one after another on the
-device's thread. A step may be launched before its predecessor has finished: its input ids are
-gathered on the device from `last_token`.
+The runner holds the tensors that outlive a step: the KV cache, and the block table, the last
+sampled token and the recurrent states, if the model has any, of each slot. What to compute is in
+the plan. Steps run one after another on the device's thread. A step may be launched before its
+predecessor has finished: its input ids are gathered on the device from `last_token`.
 
 - A launched plan's arrays belong to the runner until its step is collected; on a CPU they are read
   in place, by another thread.
-- A step that raises changes nothing but the cache slots, tables and last tokens of its own rows.
+- A step that raises changes nothing but the cache slots, tables, last tokens and states of its own
+  rows.
 - Of several ranks the first one samples, and the others receive its ids, or all sample a plan that
   is `sliced` together. A forward that raises ends the process, as the other ranks would wait for it
   for ever. A step that cannot be sampled fails on the first rank alone; the others receive any ids,
@@ -67,6 +68,8 @@ from slipstream_core.runner.sharding.collectives import (
     share_of,
 )
 from slipstream_core.runner.staging import CardCopies, Copies, Staging, to_device
+from slipstream_core.runner.state.mixers import MixingContext
+from slipstream_core.runner.state.state_pool import StatePool, StateStep
 from slipstream_core.step.plan import (
     Int32s,
     ModelInfo,
@@ -132,6 +135,8 @@ class TorchRunner:
             block_bytes=block_bytes(model, block_size),
             block_size=block_size,
             default_sampling=model.default_sampling,
+            max_num_seqs=max_num_seqs,
+            has_states=bool(model.states),
         )
         if model.device.type == "cuda":
             # cuDNN plans on the host for every new shape, and decode steps keep changing shape
@@ -170,7 +175,12 @@ class TorchRunner:
         has_kernels = native and attention_backend == "auto" and self._triton is None
         self._kernels = kernels() if has_kernels and is_plain else None
         self._is_recorded = False
-        self._model = self._forward_of(model) if packs else eager(model.module)
+        self._states: StatePool | None = None
+        if model.states:  # one more for padding rows
+            self._states = StatePool(dict(enumerate(model.states)), max_num_seqs + 1, model.device)
+        # mixers run as they are, which a recording would not show
+        may_record = packs and not model.states
+        self._model = self._forward_of(model) if may_record else eager(model.module)
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
         # torch's operators are told by the host which blocks to read
         on_host = model.device.type == "cuda" and self._triton is None
@@ -267,7 +277,7 @@ class TorchRunner:
         self._masks.put(None)  # unblocks a step that waits for masks
         self._thread.close()
         self._graphs = self._triton = None  # both reference the cache
-        self._layers = []
+        self._layers, self._states = [], None
         if self._tracer is not None:
             self._tracer.close()
 
@@ -493,7 +503,10 @@ class TorchRunner:
             plan.token_ids[tokens], plan.gather_slots[tokens], plan.positions[tokens], kept
         )
         ids = torch.where(sources < 0, ids, self._last_token[sources.clamp(min=0)])
-        return self._model(ids[None], positions[None], keep, self._context(plan, rows, tokens))[0]
+        context = self._context(plan, rows, tokens)
+        if self._states is not None:
+            context = MixingContext(context, _state_step(self._states, plan, rows))
+        return self._model(ids[None], positions[None], keep, context)[0]
 
     def _sent(self, *columns: npt.NDArray[np.generic]) -> Sequence[torch.Tensor]:
         """The columns as device tensors; with staging, one copy moves all of them."""
@@ -548,6 +561,18 @@ class TorchRunner:
 
     def _to(self, column: npt.NDArray[np.generic]) -> torch.Tensor:
         return to_device(column, self._device)
+
+
+def _state_step(pool: StatePool, plan: StepPlan, rows: Selector) -> StateStep:
+    """The plan's rows for mixers, in the model's order."""
+    query_lens = plan.query_lens[rows]
+    return StateStep(
+        pool,
+        slots=plan.slots[rows],
+        query_lens=query_lens,
+        starts=plan.kv_lens[rows] - query_lens,
+        num_decodes=plan.num_decodes,
+    )
 
 
 def _of_all_columns(forward: Forward, width: int) -> Forward:

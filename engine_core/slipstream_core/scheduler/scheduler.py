@@ -14,7 +14,8 @@ from the runner into the history.
   generations.
 - A step may give a row several tokens. What is in flight for that row then has the wrong positions
   and is dropped, and the next step computes all of its new tokens in a chunk. So it is where a
-  token shows that the next one needs a mask (`reasoning_rows`).
+  token shows that the next one needs a mask (`reasoning_rows`). Keys are written again, but a
+  recurrent state has run ahead and cannot go back: such a row computes everything anew.
 - Room for log-probabilities is given as rows grow, in order (`logprob_budget`). A row without room
   gives up its slot until there is some. If all rows that hold room wait for more, the first goes on
   beyond the bound, to its end.
@@ -77,6 +78,7 @@ class Scheduler:
         enable_prefix_caching: bool = False,
         model_salt: str = "",
         logprob_budget: LogprobBudget | None = None,
+        has_states: bool = False,
     ) -> None:
         """`tokens` holds prompt and outputs of every row; its owner opens and drops the rows.
 
@@ -85,6 +87,7 @@ class Scheduler:
         `logprob_budget` holds the reservations of rows that want log-probabilities, and its owner
         opens and closes them there; None: no bound.
         `model_salt` separates the digests of cached blocks from those of another model.
+        `has_states`: the model carries recurrent states, which prefix caching does not keep.
 
         Raises ValueError where `num_blocks` is too small.
         """
@@ -108,7 +111,7 @@ class Scheduler:
             tokens,
             num_blocks=num_blocks,
             block_size=block_size,
-            enable_prefix_caching=enable_prefix_caching,
+            enable_prefix_caching=enable_prefix_caching and not has_states,
             model_salt=model_salt,
         )
         self._logprob_budget = LogprobBudget() if logprob_budget is None else logprob_budget
@@ -129,6 +132,7 @@ class Scheduler:
         self._in_flight = LaunchedSteps()
         self._batch: DecodeBatch | None = None  # while the same requests decode, one token each
         self._streak = DecodeStreak()  # of the rows sampled last
+        self._has_states = has_states
         self._step = 0
 
     @property
@@ -372,7 +376,11 @@ class Scheduler:
             requests.begin_generation(rows[several])
             requests.known[rows[several]] = lengths[several]
             runs = several & (requests.slot[rows] != NO_SLOT)
-            requests.computed[rows[runs]] = plan.kv_lens[plan.samples][alive][runs]
+            computed = plan.kv_lens[plan.samples][alive][runs]
+            ahead = rows[runs][requests.computed[rows[runs]] > computed]
+            requests.computed[rows[runs]] = computed
+            for row in ahead.tolist() if self._has_states else ():
+                self._running_set.preempt(row)
         ended = rows[lengths >= requests.limit.take(rows)]
         if len(ended):
             self._remove(ended)

@@ -171,6 +171,8 @@ class ModelInfo:
     block_bytes: int  # bytes of one block of `block_size` tokens, all layers
     block_size: int
     default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    max_num_seqs: int | None = None  # rows that its runner has room for; None: as configured
+    has_states: bool = False  # recurrent ones, which cannot be taken back by a token
 
 
 class StepFailed(Exception):  # noqa: N818  (an outcome of a step, named like the field's results)

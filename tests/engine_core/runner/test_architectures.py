@@ -13,12 +13,17 @@ from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.model.loader import load_model
 
 SERVED = [each for each in tiny_models.ARCHITECTURES if each.refused is None]
+QUICK = {"Qwen3.5", "LFM2", "Bamba"}  # a kind of mixer each
+HYBRIDS = [
+    pytest.param(each, id=each.name, marks=[] if each.name in QUICK else [pytest.mark.long])
+    for each in tiny_models.HYBRIDS
+]
 REFUSED = [each for each in tiny_models.ARCHITECTURES if each.refused is not None]
 
 
 @pytest.mark.parametrize(
     "architecture",
-    [pytest.param(each, id=each.name) for each in SERVED],
+    [*(pytest.param(each, id=each.name) for each in SERVED), *HYBRIDS],
 )
 def test_equals_generate(architecture: Any, tmp_path: Path) -> None:
     torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine

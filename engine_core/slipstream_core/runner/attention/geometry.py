@@ -3,6 +3,7 @@
 A model without weights computes only shapes, and its attention calls carry everything needed, so no
 architecture is known by name. A model is served only if every layer attends exactly once, through
 our attention function, with known arguments; anything else would run and compute something else.
+Where layers carry recurrent states (`state`), some of them may not attend.
 """
 
 from __future__ import annotations
@@ -78,6 +79,16 @@ def read_geometry(
     Raises ValueError if the layers do not attend once each through our function. Exceptions of the
     model itself propagate.
     """
+    layers = read_attending_layers(model, vocab_size, device)
+    if set(layers) != set(range(num_layers)):
+        raise ValueError(_calls(len(layers), len(layers), num_layers))
+    return tuple(layers[i] for i in range(num_layers))
+
+
+def read_attending_layers(
+    model: Callable[..., object], vocab_size: int, device: torch.device = _META
+) -> dict[int, LayerGeometry]:
+    """As `read_geometry`, of a model in which some layers may not attend; by their numbers."""
     recorder = GeometryRecorder()
     ids = torch.zeros(1, min(8, vocab_size), dtype=torch.int64, device=device)
     keep = torch.zeros(2, dtype=torch.int64, device=device)
@@ -89,15 +100,19 @@ def read_geometry(
             logits_to_keep=keep,
             paged=recorder,
         )
-    if recorder.num_calls != num_layers or set(recorder.layers) != set(range(num_layers)):
-        raise ValueError(
-            f"{recorder.num_calls} attention calls over {len(recorder.layers)} layers "
-            f"where the configuration names {num_layers}"
-        )
+    if recorder.num_calls != len(recorder.layers):
+        raise ValueError(_calls(recorder.num_calls, len(recorder.layers), len(recorder.layers)))
     # if logits_to_keep were ignored, rows would be sampled from other rows' logits
     if output.logits.shape != (1, len(keep), vocab_size):
         raise ValueError(
             f"its logits are {tuple(output.logits.shape)} where 1 x {len(keep)} chosen tokens x "
             f"vocabulary {vocab_size} were asked for"
         )
-    return tuple(recorder.layers[i] for i in range(num_layers))
+    return dict(sorted(recorder.layers.items()))
+
+
+def _calls(num_calls: int, num_layers: int, num_named: int) -> str:
+    return (
+        f"{num_calls} attention calls over {num_layers} layers "
+        f"where the configuration names {num_named}"
+    )

@@ -10,6 +10,7 @@ forward and knows the cache and the device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -19,10 +20,12 @@ from slipstream_core.runner.attention.latent_attention import latent_projections
 
 ATTENTION_NAME = "slipstream_paged"
 
+_CACHE_LAYER = "cache_layer"  # attribute of a module whose layer has another number in the cache
+
 # Arguments of transformers' attention functions without effect here: inference has no dropout,
 # positions are already in the keys, and the context knows which tokens see which (a false
 # `is_causal` is refused).
-_WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = frozenset(
     {
         "cache_position",
         "dropout",
@@ -111,7 +114,7 @@ def paged_attention(
     if not (getattr(module, "is_causal", True) and others.get("is_causal", True) is not False):
         raise TypeError("its attention is not causal")
     for name, argument in others.items():
-        if argument is not None and name not in _WITHOUT_EFFECT:
+        if argument is not None and name not in WITHOUT_EFFECT:
             raise TypeError(f"the model passes {name!r} to attention, whose meaning is not known")
     params = AttentionParams(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
@@ -119,7 +122,7 @@ def paged_attention(
         softcap=softcap,
         sinks=s_aux,
     )
-    layer = module.layer_idx
+    layer = module.__dict__.get(_CACHE_LAYER, module.layer_idx)
     assert isinstance(layer, int)
     heads = query[0]
     latents = latent_projections(module)
@@ -137,6 +140,15 @@ def paged_attention(
     if latents is not None:
         output = latents.expand(output)
     return output[None], None
+
+
+def number_layers(model: torch.nn.Module, attending: Sequence[int]) -> None:
+    """Give the layers that attend, of a model in which some do not, the cache's layers in order."""
+    numbers = {layer: number for number, layer in enumerate(attending)}
+    for module in model.modules():
+        number = numbers.get(getattr(module, "layer_idx", None))  # type: ignore[arg-type]
+        if number is not None:
+            module.__dict__[_CACHE_LAYER] = number
 
 
 def register() -> None:

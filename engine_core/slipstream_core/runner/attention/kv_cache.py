@@ -71,7 +71,7 @@ def allocate(
         parts = []
         for dim in (layer.key_dim,) if layer.is_latent else (layer.key_dim, layer.value_dim):
             width = block_size * layer.num_kv_heads * dim
-            blocks = _zeros(num_blocks * width, dtype, device).view(num_blocks, width)
+            blocks = zeros(num_blocks * width, dtype, device).view(num_blocks, width)
             parts.append((blocks.view(-1, layer.num_kv_heads, dim), blocks))
         keys, key_blocks = parts[0]
         if layer.is_latent:
@@ -82,7 +82,8 @@ def allocate(
     return layers
 
 
-def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def zeros(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor [size] of zeros, whose memory a CPU takes as it is written."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
     # Pages of an anonymous mapping become zeros on first touch, so a large cache costs neither time

@@ -41,8 +41,12 @@ from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_accelerate_available
 
-from slipstream_core.runner.attention.geometry import LayerGeometry, read_geometry
-from slipstream_core.runner.attention.interface import ATTENTION_NAME, register
+from slipstream_core.runner.attention.geometry import (
+    LayerGeometry,
+    read_attending_layers,
+    read_geometry,
+)
+from slipstream_core.runner.attention.interface import ATTENTION_NAME, number_layers, register
 from slipstream_core.runner.attention.latent_attention import cache_latents
 from slipstream_core.runner.host_memory import read_host_memory, refuse_weights, unmapped_bytes
 from slipstream_core.runner.load_error import ModelLoadError, NoRoomError, brief
@@ -67,15 +71,21 @@ from slipstream_core.runner.model.unsupported import (
     class_name,
     needs_values,
     refusal,
+    refuse_chunks,
     refuse_kind,
     refuse_larger,
     refuse_longrope,
+    refuse_states,
     refuse_unseen_windows,
     ropes,
+    unknown_kinds,
 )
 from slipstream_core.runner.sharding.plain_modules import UnknownStyleError, as_plain_modules
 from slipstream_core.runner.sharding.rank import Rank
 from slipstream_core.runner.sharding.sharding_plan import ShardingPlan, plan_for
+from slipstream_core.runner.state.continuation_check import check_continuation
+from slipstream_core.runner.state.mixers import Mixer, install_mixers, read_states
+from slipstream_core.runner.state.state_cache import MixerStates
 from slipstream_ipc.damaged_file import DamagedFileError
 from slipstream_ipc.messages import SamplingDefaults
 
@@ -107,6 +117,12 @@ class LoadedModel:
     kept_bytes: int = 0  # of weights on a CPU that are not the checkpoint's mapping
     rank: Rank | None = None  # among several
     head_is_sliced: bool = False  # its logits are this rank's slice of the vocabulary
+    states: tuple[MixerStates, ...] = ()  # of a row, in each mixer
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of one row."""
+        return sum(each.num_bytes for each in self.states)
 
 
 def load_model(
@@ -149,7 +165,10 @@ def load_model(
         torch_dtype = _dtype(dtype, target, config)
         text = config.get_text_config()
         refuse_kind(name, config, text)
-        geometry, shell, towers = _geometry(name, config, text, trust_remote_code)
+        layers, shell, towers, has_states = _geometry(name, config, text, trust_remote_code)
+        geometry = tuple(layers.values())
+        if has_states:
+            refuse_states(name, config, target, rank)
         if towers:
             _tell_towers(name, config, towers, rank)
         num_parameters = sum(parameter.numel() for parameter in shell.parameters())
@@ -157,7 +176,8 @@ def load_model(
         share = 1 if rank is None else rank.size
         limit = _max_model_len(name, text, max_model_len)
         refuse_longrope(name, config, text, limit)
-        refuse_unseen_windows(name, config, text, geometry, limit)
+        refuse_chunks(name, config, text, limit)
+        refuse_unseen_windows(name, config, text, layers, limit)
         logger.info("loading %s in %s", name, str(torch_dtype).removeprefix("torch."))
         if target.type == "cuda":
             refuse_larger(name, num_parameters * torch_dtype.itemsize // share, target)
@@ -194,10 +214,17 @@ def load_model(
         cache_latents(module)
         if rank is not None:
             kept = sum(parameter.nbytes for parameter in module.parameters())
-            whole, layers = num_parameters * torch_dtype.itemsize, geometry
-            geometry = read_geometry(module, len(layers), text.vocab_size, module.device)
-            _tell_shares(name, rank, kept / whole, layers, geometry)
+            whole, uncut = num_parameters * torch_dtype.itemsize, geometry
+            geometry = read_geometry(module, len(uncut), text.vocab_size, module.device)
+            _tell_shares(name, rank, kept / whole, uncut, geometry)
+        states: tuple[MixerStates, ...] = ()
         try:
+            if has_states:
+                number_layers(module, tuple(layers))
+                mixers = install_mixers(module)
+                states = tuple(read_states(module, mixers, module.device))
+                width = text.hidden_size
+                check_continuation(name, mixers, states, width=width, dtype=torch_dtype)
             check_independence(module, vocab_size=text.vocab_size, max_model_len=limit)
         except Exception as error:
             raise refusal(name, config, f"cannot be served ({brief(error)})") from error
@@ -224,6 +251,7 @@ def load_model(
         kept_bytes=kept,
         rank=rank,
         head_is_sliced=head_is_sliced,
+        states=states,
     )
 
 
@@ -392,9 +420,9 @@ def _max_model_len(name: str, text: PreTrainedConfig, asked: int | None) -> int:
 
 def _geometry(
     name: str, config: PreTrainedConfig, text: PreTrainedConfig, trust_remote_code: bool
-) -> tuple[tuple[LayerGeometry, ...], PreTrainedModel, tuple[str, ...]]:
-    """The layers' cache geometry, the model on the meta device, and the names of its towers, which
-    have been removed from it.
+) -> tuple[dict[int, LayerGeometry], PreTrainedModel, tuple[str, ...], bool]:
+    """The cache geometry of the layers that attend, the model on the meta device, the names of its
+    towers, which have been removed from it, and whether it carries states.
     """
     if not has_class(config):
         raise refusal(
@@ -433,21 +461,35 @@ def _geometry(
         raise ModelLoadError(
             name, f"transformers cannot build it as a causal language model ({brief(error)})"
         ) from error
-    if not shell._supports_attention_backend:
-        raise not_replaceable
-    cache_latents(shell)
+    mixers: tuple[Mixer, ...] = ()
     try:
+        mixers = install_mixers(shell)
+        if not shell._supports_attention_backend and not mixers:
+            raise not_replaceable
+        cache_latents(shell)
         with TowerFinder(shell) as finder:
-            layers = read_geometry(shell, text.num_hidden_layers, text.vocab_size)
+            if mixers:
+                layers = read_attending_layers(shell, text.vocab_size)
+            else:
+                geometry = read_geometry(shell, text.num_hidden_layers, text.vocab_size)
+                layers = dict(enumerate(geometry))
         towers = () if text is config else finder.towers()
+        if not layers:
+            raise ValueError("none of its layers attends")
+    except ModelLoadError:
+        raise
     except Exception as error:
         if needs_values(error):
             problem = "needs the values of its tensors, which its trial does not have"
+        elif not mixers and (kinds := unknown_kinds(text)):
+            problem = f"has layers of type {kinds}, which are not known"
         else:
             problem = "does not attend in a supported way"
         raise refusal(name, config, f"{problem} ({brief(error)})") from error
+    if kinds := unknown_kinds(text, layers):
+        raise refusal(name, config, f"has layers of type {kinds}, whose attention is not known")
     remove_towers(shell, towers)
-    return layers, shell, towers
+    return layers, shell, towers, bool(mixers)
 
 
 def _tell_towers(

@@ -7,7 +7,7 @@ class, the reason and what would work.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,13 +16,23 @@ from transformers import PreTrainedConfig
 
 from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.load_error import ModelLoadError, NoRoomError
+from slipstream_core.runner.sharding.rank import Rank
 
 _by_config: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
 
-_KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
+# kinds of layers whose attention is known; in the others nothing may attend
+_CHUNKED = "chunked_attention"
+_ATTENDING = {
+    "full_attention",
+    "sliding_attention",
+    "hybrid",  # attends, and carries a state beside that
+    "hybrid_sliding",
+    _CHUNKED,
+}
 _SERVED = (
     "supported are decoder-only models whose tokens interact in transformers' attention interface "
-    "alone, such as Llama, Qwen3, Mistral, Gemma 3, GPT-OSS or DeepSeek V3"
+    "and in the states of its mixers alone, such as Llama, Qwen3, Gemma 3, GPT-OSS, DeepSeek V3, "
+    "Qwen3-Next or LFM2"
 )
 
 # what torch says of such tensors; an operator of another library may lack a form there that needs
@@ -55,18 +65,29 @@ def class_name(config: PreTrainedConfig) -> str:
 def refuse_kind(name: str, config: PreTrainedConfig, text: PreTrainedConfig) -> None:
     if config.is_encoder_decoder:
         raise refusal(name, config, "has an encoder")
-    if unknown := set(getattr(text, "layer_types", None) or ()) - _KNOWN_LAYER_TYPES:
-        raise refusal(
-            name,
-            config,
-            f"has layers of type {', '.join(sorted(unknown))}, where only "
-            f"{' and '.join(sorted(_KNOWN_LAYER_TYPES))} are known",
-        )
     if any(r["rope_type"] == "dynamic" for r in ropes(getattr(text, "rope_parameters", None))):
         raise ModelLoadError(
             name,
             f"{class_name(config)} has the rope type 'dynamic', whose results depend on the other "
             "requests of a batch; supported are 'default', 'linear', 'llama3' and 'yarn'",
+        )
+
+
+def refuse_states(
+    name: str, config: PreTrainedConfig, device: torch.device, rank: Rank | None
+) -> None:
+    """Raise ModelLoadError for recurrent states where they are not served yet."""
+    if rank is not None:
+        raise ModelLoadError(
+            name,
+            f"{class_name(config)} carries recurrent states, and such models are not cut for "
+            "several devices; set tensor_parallel_size to 1",
+        )
+    if device.type != "cpu":
+        raise ModelLoadError(
+            name,
+            f"{class_name(config)} carries recurrent states, which are computed on CPUs alone so "
+            "far; set device to cpu",
         )
 
 
@@ -101,22 +122,45 @@ def ropes(parameters: Any) -> Iterator[dict[str, Any]]:
             yield from ropes(nested)
 
 
+def unknown_kinds(text: PreTrainedConfig, layers: Iterable[int] | None = None) -> str:
+    """The types of layers, all or these, whose attention is not known; empty if all are."""
+    kinds = getattr(text, "layer_types", None) or []
+    chosen = kinds if layers is None else [kinds[at] for at in layers if at < len(kinds)]
+    return ", ".join(sorted(set(chosen) - _ATTENDING))
+
+
+def refuse_chunks(
+    name: str, config: PreTrainedConfig, text: PreTrainedConfig, max_model_len: int
+) -> None:
+    """Raise ModelLoadError for more tokens than a layer attends to that does so in chunks."""
+    kinds = getattr(text, "layer_types", None) or ()
+    chunk = getattr(text, "attention_chunk_size", None)
+    if _CHUNKED in kinds and (chunk is None or max_model_len > chunk):
+        raise refusal(
+            name,
+            config,
+            f"has layers of type {_CHUNKED}, which see {chunk} tokens at most, and "
+            f"max_model_len is {max_model_len}; a max_model_len within that will do",
+        )
+
+
 def refuse_unseen_windows(
     name: str,
     config: PreTrainedConfig,
     text: PreTrainedConfig,
-    geometry: tuple[LayerGeometry, ...],
+    geometry: Mapping[int, LayerGeometry],
     max_model_len: int,
 ) -> None:
     """Raise ModelLoadError if a layer's window differs from the configuration's.
 
     Some models apply their window only in the mask, without passing it to attention. Which layers
-    have a window is determined as in transformers' own cache.
+    have a window is determined as in transformers' own cache. geometry: by the layers that attend.
     """
     window = getattr(text, "sliding_window", None)
-    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * len(geometry)
-    for layer, kind in zip(geometry, kinds, strict=False):
-        named = window if kind == "sliding_attention" else None
+    kinds = getattr(text, "layer_types", None)
+    for at, layer in geometry.items():
+        kind = kinds[at] if kinds and at < len(kinds) else "sliding_attention"
+        named = window if "sliding" in kind else None
         seen = [min(each or max_model_len, max_model_len) for each in (named, layer.window)]
         if seen[0] != seen[1]:
             raise refusal(

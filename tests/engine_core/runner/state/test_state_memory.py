@@ -1,0 +1,105 @@
+"""States come out of the cache's memory, for as many requests as may run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from slipstream_bench.models import tiny_models
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.kv_cache_size import block_bytes
+from slipstream_core.runner.load_error import ModelLoadError
+from slipstream_core.runner.model.loader import LoadedModel, load_model
+from slipstream_core.runner.state.state_memory import states_bytes, with_states
+from slipstream_core.runner.torch_factory import load_runner
+
+UNSET = ("max_num_seqs",)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hybrid")
+    [tiny] = (each for each in tiny_models.HYBRIDS if each.name == "LFM2")
+    tiny_models.save(tiny, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> LoadedModel:
+    return load_model(str(folder), device="cpu", dtype="float32")
+
+
+def config(**settings: Any) -> CoreConfig:
+    return CoreConfig(model="m", address="a", **settings)
+
+
+def test_bytes_are_those_of_all_mixers(model: LoadedModel) -> None:
+    assert len(model.states) == 3
+    assert model.state_bytes == 3 * 64 * 3 * 4  # layers, channels, inputs of the convolution, bytes
+    assert states_bytes(model, config(max_num_seqs=7)) == 7 * model.state_bytes
+    assert len(model.geometry) == 1
+
+
+def test_the_default_is_lowered_with_a_line(
+    model: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = config(max_num_seqs=256, card_defaults=UNSET, enable_prefix_caching=False)
+    caplog.set_level(logging.INFO)
+    assert with_states(model, given, 1 << 30) == given
+    assert "max_num_seqs" not in caplog.text
+    assert "recurrent states take" in caplog.text
+    assert "prefix caching" not in caplog.text
+    cache = 100 * model.state_bytes
+    assert with_states(model, given, cache).max_num_seqs == 40
+    assert "max_num_seqs is 40 instead of 256 by default" in caplog.text
+
+
+def test_one_that_was_set_is_refused_with_what_would_do(model: LoadedModel) -> None:
+    blocks = 2 * block_bytes(model, 16)
+    cache = 100 * model.state_bytes + blocks
+    assert with_states(model, config(max_num_seqs=100), cache).max_num_seqs == 100
+    with pytest.raises(ModelLoadError, match=r"seqs 101 needs .* give at most 100, or"):
+        with_states(model, config(max_num_seqs=101), cache)
+    longer = config(max_num_seqs=100, max_model_len=64)
+    with pytest.raises(ModelLoadError, match="give at most"):
+        with_states(model, longer, cache)
+    for unset in ((), UNSET):
+        with pytest.raises(ModelLoadError, match=r"has 0\.00 GiB; give more kv_cache_gib"):
+            with_states(model, config(max_num_seqs=1, card_defaults=unset), blocks)
+
+
+def test_prefix_caching_is_said_to_have_no_effect(
+    model: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_states(model, config(), 1 << 30)
+    assert caplog.text.count("prefix caching has no effect") == 1
+
+
+def test_blocks_get_the_rest(folder: Path, model: LoadedModel) -> None:
+    cache = 1 << 21
+    given = CoreConfig(
+        model=str(folder),
+        address="a",
+        device="cpu",
+        dtype="float32",
+        kv_cache_gib=cache / 2**30,
+        max_num_seqs=100,
+        touches_cache=True,
+    )
+    runner = load_runner(given)
+    states = 100 * model.state_bytes
+    try:
+        assert runner.num_blocks == (cache - states) // block_bytes(model, 16)
+        assert runner.info.max_num_seqs == 100
+        assert runner.info.has_states
+    finally:
+        runner.close()
+    lowered = load_runner(replace(given, max_num_seqs=2000, card_defaults=UNSET))
+    try:
+        assert lowered.info.max_num_seqs == int(0.4 * cache) // model.state_bytes
+    finally:
+        lowered.close()
