@@ -1,7 +1,8 @@
 """Settings for every test.
 
-- Tests are deterministic: each begins with the same seeds, and Hypothesis tries the same examples
-  each time. HYPOTHESIS_PROFILE=search makes it look for new ones.
+- Each test begins with the same seeds. Hypothesis draws one for each run, which is printed:
+  --hypothesis-seed repeats its examples. Those that failed are kept in .hypothesis, and tried
+  first.
 - Tests do not depend on the machine's speed: Hypothesis has no deadlines (see also
   `tests.helpers.patience`).
 """
@@ -9,18 +10,31 @@
 import gc
 import os
 import random
+import secrets
 import signal
 import sys
+from pathlib import Path
+from typing import Any
 
+import hypothesis.core
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
-# the duration of an example says more about a busy machine than about the code
-_CLOCKLESS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("same", derandomize=True, **_CLOCKLESS)
-settings.register_profile("search", print_blob=True, **_CLOCKLESS)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+_KEPT = os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY") or Path(__file__).parents[1] / ".hypothesis"
+# all of it, as Hypothesis takes other defaults where it finds a CI system's variables
+settings.register_profile(
+    "slipstream",
+    derandomize=False,
+    database=DirectoryBasedExampleDatabase(Path(_KEPT) / "examples"),
+    print_blob=True,
+    # the duration of an example says more about a busy machine than about the code
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("slipstream")
+_SEED = pytest.StashKey[int | str]()
 
 # nohup and some CI systems ignore these signals, and the processes of a test would inherit that
 for _number, _usual in (
@@ -33,6 +47,48 @@ for _number, _usual in (
 
 # which tests run, in which order, and what they take
 pytest_plugins = ["tests.ledger.plugin"]
+
+
+class _DrawnSeed:
+    """What Hypothesis takes each property's seed from. `--hypothesis-seed` would have it neither
+    keep what failed nor try it again.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def getrandbits(self, _: int) -> int:
+        return self._seed
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw Hypothesis' seed where none is given, one for all processes of pytest-xdist."""
+    seed = config.option.hypothesis_seed
+    if seed is None:
+        seed = getattr(config, "workerinput", {}).get("hypothesis_seed") or secrets.randbits(32)
+        hypothesis.core.threadlocal._hypothesis_global_random = _DrawnSeed(seed)
+    config.stash[_SEED] = seed
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hand the seed to a process of pytest-xdist."""
+    node.workerinput["hypothesis_seed"] = node.config.stash[_SEED]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return _how_to_repeat(config)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(_how_to_repeat(config))
+
+
+def _how_to_repeat(config: pytest.Config) -> str:
+    return f"properties: --hypothesis-seed={config.stash[_SEED]} tries the same examples"
 
 
 def pytest_collection_finish() -> None:

@@ -760,4 +760,4 @@ def test_link_model_check() -> None:
 
 @pytest.mark.long
 def test_link_model_check_at_length() -> None:
-    check(500 if settings.default.derandomize else 2000, 80)
+    check(500, 80)
