@@ -38,7 +38,9 @@ _logger = logging.getLogger(__name__)
 
 
 class Preload(msgspec.Struct, frozen=True, tag=True):
-    """Import the module of a child process, and call its `preload` with `config`."""
+    """Import the module of a child process, and call its `preload`, where it has one, with
+    `config`.
+    """
 
     module: str
     config: msgspec.Raw
@@ -48,12 +50,15 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     """Fork a process that runs the `main` of `module`.
 
     environment: variables to set. numbers: of the descriptors that come with this request, as the
-    process is to have them.
+    process is to have them. is_whole: `environment` is all that the process has. leads_session: it
+    leads a session of its own, not only a process group.
     """
 
     module: str
     environment: dict[str, str]
     numbers: tuple[int, ...]
+    is_whole: bool = False
+    leads_session: bool = False
 
 
 class Preloaded(msgspec.Struct, frozen=True, tag=True):
@@ -105,7 +110,8 @@ def _answer(request: ForkServerRequest, fds: list[int], parent: int) -> ForkServ
     match request:
         case Preload():
             module = importlib.import_module(request.module)
-            module.preload(bytes(request.config))
+            if preload := getattr(module, "preload", None):
+                preload(bytes(request.config))
             freeze_gc(collects=False)
             check_single_threaded()
             return Preloaded()
@@ -145,11 +151,16 @@ def _run(request: Fork, fds: list[int], parent: int, awaited: int, saying: int) 
     """Go on as the process that was asked for."""
     if not os.read(awaited, 1):
         os._exit(1)  # the server has died
-    os.setpgid(0, 0)
+    if request.leads_session:
+        os.setsid()
+    else:
+        os.setpgid(0, 0)
     die_with_parent(parent)
     os.write(saying, b"%d" % os.getpid())
     main = importlib.import_module(request.module).main
-    become(main, dict(zip(request.numbers, fds, strict=True)), request.environment)
+    others = os.environ.keys() - request.environment.keys() if request.is_whole else ()
+    given = dict(zip(request.numbers, fds, strict=True))
+    become(main, given, request.environment, unset=tuple(others))
 
 
 if __name__ == "__main__":

@@ -18,10 +18,12 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 _NUM_STREAMS = 3
+_RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)  # that we may handle
 
 
 class CannotForkError(OSError):
@@ -29,26 +31,29 @@ class CannotForkError(OSError):
 
 
 class ForkedProcess:
-    """A child that was forked, with what callers use of `subprocess.Popen`."""
+    """A child that was forked, with what callers use of `subprocess.Popen`, from any thread."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
+        self._lock = threading.Lock()  # guards the reaping, after which the pid may be another's
 
     def poll(self) -> int | None:
         """The exit code once it has ended, which reaps it; -N where signal N ended it."""
-        if self.returncode is None:
-            self._reap(os.WNOHANG)
+        with self._lock:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid == self.pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end, and reap it. Raises: subprocess.TimeoutExpired."""
-        if self.returncode is None and timeout is not None:
+        if self.poll() is None:
             self._await_end(timeout)
-        if self.returncode is None:
-            self._reap(0)
-        assert self.returncode is not None
-        return self.returncode
+        code = self.poll()
+        assert code is not None
+        return code
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
@@ -64,18 +69,16 @@ class ForkedProcess:
         """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
-    def _reap(self, flags: int) -> None:
-        pid, status = os.waitpid(self.pid, flags)
-        if pid == self.pid:
-            self.returncode = os.waitstatus_to_exitcode(status)
-
-    def _await_end(self, timeout_s: float) -> None:
-        pidfd = os.pidfd_open(self.pid)
+    def _await_end(self, timeout_s: float | None) -> None:
+        with self._lock:
+            if self.returncode is not None:
+                return
+            pidfd = os.pidfd_open(self.pid)
         try:
             ended = select.poll()  # unlike select, it takes descriptors above 1023
             ended.register(pidfd, select.POLLIN)
-            if not ended.poll(timeout_s * 1e3):
-                raise subprocess.TimeoutExpired("a forked process", timeout_s)
+            if not ended.poll(None if timeout_s is None else timeout_s * 1e3):
+                raise subprocess.TimeoutExpired("a forked process", timeout_s or 0.0)
         finally:
             os.close(pidfd)
 
@@ -96,9 +99,14 @@ def fork(
 ) -> ForkedProcess:
     """A child that runs `main`: see `become`. Raises: OSError, of it CannotForkError."""
     check_single_threaded()
-    pid = os.fork()
-    if pid == 0:
-        become(main, descriptors, environment, unset=unset)
+    # none reaches the child while it has our handlers, which would tell us of it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _RESET)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            become(main, descriptors, environment, unset=unset)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return ForkedProcess(pid)
 
 
@@ -116,9 +124,10 @@ def become(
     """
     code = 1
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        for number in _RESET:
             signal.signal(number, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _RESET)
         sys.excepthook = sys.__excepthook__
         _keep(descriptors)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115  # the one before may have been read

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -122,8 +123,10 @@ def main() -> int:
 
 
 def preload(_config: bytes) -> None:
-    """Import what a worker and its tokenizer process need, in a fork server."""
-    import_tokenizer_process()
+    """Import what a worker and its tokenizer process need, in a fork server: without torch where
+    no core needs it.
+    """
+    import_tokenizer_process(with_torch="torch" in sys.modules)
 
 
 def _tokenizer_name(config: WorkerConfig) -> str:

@@ -77,6 +77,43 @@ child.kill()
     assert lines == ["None", "-15 -15 -15"]
 
 
+def test_two_threads_may_wait_for_one_end() -> None:
+    lines = run("""
+import threading
+def main():
+    signal.pause()
+    return 0
+child = fork(main, {}, {})
+codes = []
+waiting = [threading.Thread(target=lambda: codes.append(child.wait())) for _ in range(4)]
+for each in waiting:
+    each.start()
+while child.poll() is None:
+    child.terminate()
+for each in waiting:
+    each.join()
+print(codes, child.wait(1.0))
+""")
+    assert lines == ["[-15, -15, -15, -15] -15"]
+
+
+def test_no_signal_reaches_a_fork_while_it_has_our_handlers() -> None:
+    """They would write to descriptors that are still ours as well."""
+    lines = run("""
+signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"handled\\n"))
+really_fork = os.fork
+def fork_and_signal():
+    pid = really_fork()
+    if pid == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return pid
+os.fork = fork_and_signal
+child = fork(lambda: 0, {}, {})
+print(child.wait(), signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+""")
+    assert lines == ["-15 set()"]
+
+
 def test_a_process_with_many_descriptors_waits_for_a_fork() -> None:
     lines = run("""
 import resource

@@ -22,7 +22,8 @@ the line on the stack's throughput.
   wrappers signal a process and its group. SIGHUP ends it only as the hang-up of a terminal; without
   one the fronts read their keys and certificate anew. No process, socket or
   folder made here is left behind.
-- Children that a fork server imports for (`ChildSpec.forks`) wait for that while the stack starts.
+- Children that a fork server imports for (`ChildSpec.preloads`) wait for that while the stack
+  starts.
   They are forked then, or started as programs where the server has failed.
 - The supervisor holds the sockets that fronts listen at (`listeners`) from before the first child
   starts until the stack stops. While it drains, fronts still accept connections, to report that.
@@ -196,7 +197,7 @@ class Supervisor:
         preloads = {
             spec.forks: Preload(spec.forks, spec.config)
             for spec in self._config.children
-            if spec.forks is not None
+            if spec.forks is not None and spec.preloads
         }
         if not preloads:
             return

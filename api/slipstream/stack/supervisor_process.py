@@ -14,8 +14,9 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import IO, NamedTuple
 
 import msgspec
 
@@ -23,6 +24,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.stack.children.line_pipe import LineReader
 from slipstream.stack.runtime_dir import remove_leftovers
 from slipstream.stack.supervisor_events import StackEvent, SupervisorConfig
+from slipstream_ipc.forked_process import ForkedProcess
 from slipstream_ipc.messages import Fault
 from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_LEVEL_VARIABLE
 
@@ -56,20 +58,14 @@ class SupervisorProcess:
         at_end: Callable[[], object] = lambda: None,
     ) -> None:
         level = os.environ.get(LOG_LEVEL_VARIABLE) or ("INFO" if verbose else "WARNING")
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "slipstream.stack.supervisor"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, LOG_LEVEL_VARIABLE: level, LOG_FORMAT_VARIABLE: log_format},
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None
-        self._events = LineReader(os.dup(self._process.stdout.fileno()))
-        self._process.stdout.close()
+        environment = {**os.environ, LOG_LEVEL_VARIABLE: level, LOG_FORMAT_VARIABLE: log_format}
+        self._process, self._stdin, stdout = start_supervisor(environment)
+        self._events = LineReader(stdout)
         self._finalizer = weakref.finalize(
             self,
             _stop,
             self._process,
+            self._stdin,
             self._events,
             Path(config.runtime_dir),
             removes_folder,
@@ -114,7 +110,7 @@ class SupervisorProcess:
     def when_ended(self, callback: Callable[[], object]) -> None:
         """Call `callback` once, from a new thread, when it has ended for any reason."""
 
-        def wait(process: subprocess.Popen[bytes]) -> None:
+        def wait(process: subprocess.Popen[bytes] | ForkedProcess) -> None:
             process.wait()
             callback()
 
@@ -136,16 +132,40 @@ class SupervisorProcess:
         self._finalizer()
 
     def _send(self, config: SupervisorConfig) -> None:
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(msgspec.json.encode(config) + b"\n")
-            self._process.stdin.flush()
+            self._stdin.write(msgspec.json.encode(config) + b"\n")
+            self._stdin.flush()
         except BrokenPipeError as error:
             raise self.ended_error() from error
 
 
+class StartedSupervisor(NamedTuple):
+    """A supervisor, what writes to its standard input, and what reads its standard output."""
+
+    process: subprocess.Popen[bytes] | ForkedProcess
+    stdin: IO[bytes]
+    stdout_fd: int
+
+
+def start_supervisor(environment: Mapping[str, str]) -> StartedSupervisor:
+    """A supervisor with this environment, in a session of its own. Raises: OSError."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "slipstream.stack.supervisor"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    stdout_fd = os.dup(process.stdout.fileno())
+    process.stdout.close()
+    return StartedSupervisor(process, process.stdin, stdout_fd)
+
+
 def _stop(
-    process: subprocess.Popen[bytes],
+    process: subprocess.Popen[bytes] | ForkedProcess,
+    stdin: IO[bytes],
     events: LineReader,
     folder: Path,
     removes_folder: bool,
@@ -154,9 +174,8 @@ def _stop(
 ) -> None:
     if os.getpid() != owner:
         return  # in a fork of the process that owns the supervisor
-    assert process.stdin is not None
     try:
-        process.stdin.close()  # tells the supervisor to stop
+        stdin.close()  # tells the supervisor to stop
         process.wait(_END_S)
     except (subprocess.TimeoutExpired, BrokenPipeError):
         pass
@@ -166,6 +185,6 @@ def _stop(
         events.close()
         if removes_folder:
             shutil.rmtree(folder, ignore_errors=True)
-        elif process.returncode < 0:  # killed before it could clean up
+        elif (process.returncode or 0) < 0:  # killed before it could clean up
             remove_leftovers(folder)
         at_end()

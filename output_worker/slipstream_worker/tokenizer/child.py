@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 
 import msgspec
 
@@ -11,11 +12,16 @@ from slipstream_ipc.own_process import StartedProcess, start_own_process
 _MODULE = "slipstream_worker.tokenizer.process"
 
 
-def import_tokenizer_process() -> None:
+def import_tokenizer_process(*, with_torch: bool = True) -> None:
     """Import what the process needs, so that it may be forked. Takes a second where transformers is
-    not imported.
+    not imported. with_torch: transformers may import it, and will use it in the process.
     """
-    importlib.import_module("slipstream_worker.tokenizer.process").import_libraries()
+    process = importlib.import_module(_MODULE)
+    if not with_torch:
+        process.do_without_torch()
+    process.import_libraries()
+    if not with_torch:
+        del sys.modules["torch"]  # which was barred
 
 
 def start_tokenizer_process(config: dict[str, object], note_fd: int, name: str) -> StartedProcess:

@@ -78,7 +78,7 @@ def main() -> int:
     """Answer until SIGTERM or the worker's death. Returns 1 if the tokenizer cannot be loaded."""
     config, stop = start_child("tokenizer", TokenizerConfig)
     if not config.trust_remote_code and "torch" not in sys.modules:
-        _do_without_torch()
+        do_without_torch()
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 0)
@@ -152,7 +152,7 @@ def beating(note: RenderNote) -> Iterator[None]:
         thread.join()
 
 
-def _do_without_torch() -> None:
+def do_without_torch() -> None:
     """Keep transformers from importing torch, which takes most of this process's start-up time and
     which no tokenizer needs. Not called with trust_remote_code: code from a model's folder may need
     torch.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.http_front import Front, Raw
+from tests.helpers.zygote import session_zygote as session_zygote
 
 from slipstream.http.config import Limits
 from slipstream_ipc.transport.sockets import private_directory

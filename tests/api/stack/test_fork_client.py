@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, Patience
 
 # A supervisor in small: it starts a server, forks one child, and does what it is told.
 PARENT = """
@@ -104,6 +104,100 @@ print(child.reap().how.partition(" (")[0])
 """
     )
     assert lines == ["True True", "True True", "False", "exit code 0"]
+
+
+def test_a_session_of_its_own_and_a_whole_environment(run: Callable[[str], list[str]]) -> None:
+    """As a process that starts supervisors asks for: it is no reaper of what these leave."""
+    lines = run(
+        """
+server.close()
+server = ForkClient([Preload("forked_child", config)], stays_reaper=False)
+imported(server)
+import ctypes
+is_reaper = ctypes.c_int(1)
+def reaps():
+    ctypes.CDLL(None).prctl(37, ctypes.byref(is_reaper), 0, 0, 0)
+    return is_reaper.value
+ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+stdin, ours = os.pipe()
+os.set_inheritable(ours, False)
+environment = {"SLIPSTREAM_PARENT_PID": str(os.getpid()), "ONE": "1"}
+given = {"is_whole": True, "leads_session": True}
+child = server.fork("forked_child", environment, {0: stdin}, **given)
+with open(f"/proc/{child.pid}/stat") as stat:
+    fields = stat.read().rpartition(")")[2].split()
+print(int(fields[1]) == os.getpid(), os.getsid(child.pid) == os.getpgid(child.pid) == child.pid)
+print(reaps())
+os.close(stdin)
+os.write(ours, b"{}")
+os.close(ours)
+child.kill()
+print(child.wait())
+server.close()
+"""
+    )
+    assert lines == ["True True", "0", "-9"]
+
+
+HERE = """
+server.close()
+import forked_child
+forked_child.PRELOADED.append(os.getpid())
+"""
+
+
+def test_a_supervisor_that_has_imported_a_module_forks_itself(
+    run: Callable[[str], list[str]],
+) -> None:
+    lines = run(
+        SAID
+        + HERE
+        + """
+child = Child(spec)
+print(os.getpgid(child.pid) == child.pid)
+said = said_by(child)
+print(said["ppid"] == os.getpid(), said["pgid"] == said["pid"] == child.pid)
+print(said["preloaded"] == [os.getpid()], said["folder"] == os.getcwd())
+print(os.readlink(f"/proc/{child.pid}/fd/1") == os.readlink("/proc/self/fd/2"))
+child.terminate()
+os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+print(child.reap().how.partition(" (")[0])
+"""
+    )
+    assert lines == ["True", "True True", "True True", "True", "exit code 0"]
+
+
+def test_a_fork_of_the_supervisor_dies_with_it(run: Callable[[str], list[str]]) -> None:
+    lines = run(
+        SAID
+        + HERE
+        + """
+child = Child(spec)
+print(said_by(child)["pid"], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    )
+    patience = Patience()
+    while psutil.pid_exists(int(lines[0])):
+        patience.wait("the child lives on")
+
+
+def test_a_supervisor_with_threads_starts_a_program(run: Callable[[str], list[str]]) -> None:
+    lines = run(
+        SAID
+        + HERE
+        + """
+import threading
+end = threading.Event()
+threading.Thread(target=end.wait).start()
+child = Child(spec)
+print(said_by(child)["preloaded"])
+child.kill()
+print(child.reap().how)
+end.set()
+"""
+    )
+    assert lines == ["[]", "signal SIGKILL"]
 
 
 def test_a_child_that_is_not_imported_yet_is_a_program(run: Callable[[str], list[str]]) -> None:

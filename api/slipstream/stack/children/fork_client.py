@@ -1,4 +1,5 @@
-"""The supervisor's side of the fork server (`slipstream_ipc.fork_server`), which it starts.
+"""The side of the fork server (`slipstream_ipc.fork_server`) that starts it: a supervisor, or a
+process that starts several supervisors.
 
 Children whose modules are imported there are forked, in milliseconds and with shared memory.
 Without the server, or where it fails, they are started as programs.
@@ -45,14 +46,20 @@ class ForkRefusedError(OSError):
 class ForkClient:
     """A running fork server. One request is unanswered at a time."""
 
-    def __init__(self, preloads: Sequence[Preload]) -> None:
-        """Start it, and have it import `preloads` in this order. Raises: OSError."""
+    def __init__(
+        self, preloads: Sequence[Preload], *, stays_reaper: bool = True, fork_s: float = _FORK_S
+    ) -> None:
+        """Start it, and have it import `preloads` in this order. stays_reaper: this process goes on
+        as the reaper of its descendants' orphans, not only while it forks. fork_s: seconds in which
+        a fork is answered. Raises: OSError.
+        """
         self._decode = msgspec.json.Decoder[ForkServerAnswer](ForkServerAnswer).decode
         self._waiting = deque(preloads)  # not imported yet
         self._is_importing = False  # the first of them
         self._preloaded: set[str] = set()
-        # what it forks is orphaned at once, and becomes ours
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._stays_reaper = stays_reaper
+        if stays_reaper:
+            _become_reaper(True)
         self._socket, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with end:
@@ -65,7 +72,7 @@ class ForkClient:
                     process_group=0,
                     preexec_fn=die_with(os.getpid()),  # safe: the supervisor has one thread
                 )
-            self._socket.settimeout(_FORK_S)
+            self._socket.settimeout(fork_s)
             self.preload_next()
         except BaseException:
             self._socket.close()
@@ -104,18 +111,31 @@ class ForkClient:
             self._is_importing = True
 
     def fork(
-        self, module: str, environment: Mapping[str, str], descriptors: Mapping[int, int]
+        self,
+        module: str,
+        environment: Mapping[str, str],
+        descriptors: Mapping[int, int],
+        *,
+        is_whole: bool = False,
+        leads_session: bool = False,
     ) -> ForkedProcess | None:
         """A child of this process that runs `module`; None where the server has not imported it, or
-        is importing another one. descriptors: ours, by the number that the child gets.
+        is importing another one. descriptors: ours, by the number that the child gets. is_whole,
+        leads_session: see `Fork`.
 
         Raises: ForkRefusedError; OSError where the server has failed.
         """
         if module not in self._preloaded or self._is_importing:
             return None
-        request = Fork(module, dict(environment), tuple(descriptors))
-        self._send(request, list(descriptors.values()))
-        answer = self._answer()
+        request = Fork(module, dict(environment), tuple(descriptors), is_whole, leads_session)
+        if not self._stays_reaper:
+            _become_reaper(True)
+        try:
+            self._send(request, list(descriptors.values()))
+            answer = self._answer()
+        finally:
+            if not self._stays_reaper:
+                _become_reaper(False)
         if isinstance(answer, Forked):
             return ForkedProcess(answer.pid)
         if isinstance(answer, Refused):
@@ -146,3 +166,8 @@ class ForkClient:
         except msgspec.DecodeError as error:
             raise ConnectionAbortedError(f"the fork server answers nonsense: {error}") from None
         return answer
+
+
+def _become_reaper(is_one: bool) -> None:
+    """What a fork server forks is orphaned at once, and becomes the nearest reaper's."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0)

@@ -25,6 +25,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, TypeVar
@@ -44,7 +45,7 @@ from slipstream.stack.children.process_usage import (
     usage_of,
 )
 from slipstream_ipc.fork_server import ENVIRONMENT
-from slipstream_ipc.forked_process import ForkedProcess
+from slipstream_ipc.forked_process import ForkedProcess, fork
 from slipstream_ipc.messages import OwnProcess
 from slipstream_ipc.process import (
     CONTROL_FD_VARIABLE,
@@ -58,6 +59,7 @@ from slipstream_ipc.process import (
     CoreEnded,
     Drain,
     Reload,
+    die_with_parent,
     installed_version,
 )
 from slipstream_ipc.run_delay import RunDelay
@@ -78,7 +80,8 @@ class ChildSpec(msgspec.Struct, frozen=True):
 
     has_spare: a spare waits to replace it. drains: it serves users' requests, and reports when
     none is left. receives_condition: it is sent the condition and statistics of the stack.
-    forks: a module that a fork server may import for it, whose `main` is what `argv` would run.
+    forks: its module, where it may run in a fork: its `main` is what `argv` would run. preloads: a
+    fork server is to import it; else only a process that has imported it already forks.
     front_index: the number of a child that accepts connections from the supervisor's sockets, among
     such children; None for others.
     """
@@ -91,6 +94,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
     receives_condition: bool = False
     forks: str | None = None
     front_index: int | None = None
+    preloads: bool = False
 
 
 class ChildExit(msgspec.Struct, frozen=True):
@@ -144,7 +148,9 @@ class Child:
         self._run_delay = RunDelay()  # since that moment
         self._num_oom_kills = num_oom_kills()  # at its last heartbeat
         started = None
-        if fork_server is not None and spec.forks is not None:
+        if spec.forks is not None and not spec.preloads and spec.forks in sys.modules:
+            started = _forked_here(spec, spec.forks, listening, inherited)
+        elif spec.forks is not None and fork_server is not None:
             started = _forked(spec, spec.forks, fork_server, listening, inherited)
         process, pipes = started or _executed(spec, listening, inherited)
         self._process: subprocess.Popen[bytes] | ForkedProcess = process
@@ -350,6 +356,33 @@ def _forked(
         _logger.warning("%s is not forked but started anew: %s", spec.name, error)
         if not isinstance(error, ForkRefusedError):
             fork_server.kill()  # what it says next might be an answer to this
+        return None
+
+
+def _forked_here(
+    spec: ChildSpec, module: str, listening: Mapping[str, str], inherited: tuple[int, ...]
+) -> tuple[ForkedProcess, _Pipes] | None:
+    """The child as a fork of this process; None where it has to be executed."""
+    parent = os.getpid()
+
+    def run() -> int:
+        os.setpgid(0, 0)
+        die_with_parent(parent)
+        main: Callable[[], int] = sys.modules[module].main
+        return main()
+
+    def start(environment: dict[str, str], stdin: int, passed: tuple[int, ...]) -> ForkedProcess:
+        descriptors = {0: stdin, 1: _STANDARD_ERROR, **{fd: fd for fd in passed}}
+        defaults = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+        process = fork(run, descriptors, {**defaults, **environment})
+        with contextlib.suppress(OSError):  # as it does itself: nothing may come before that
+            os.setpgid(process.pid, process.pid)
+        return process
+
+    try:
+        return _with_pipes(spec, listening, inherited, start)
+    except OSError as error:
+        _logger.warning("%s is not forked but started anew: %s", spec.name, error)
         return None
 
 

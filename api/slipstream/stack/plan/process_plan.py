@@ -372,9 +372,12 @@ def _demo_options(settings: StackSettings) -> dict[str, Any]:
 
 def forked(children: list[ChildSpec], device: str, model: str) -> list[ChildSpec]:
     """These children, as forks of a process that has imported torch: not where a card might be
-    used, whose driver does not survive a fork. With a simulated model it does not pay.
+    used, whose driver does not survive a fork. With a simulated model it does not pay to import for
+    them: they are forks only of a supervisor that has imported everything already.
     """
-    if device == "cuda" or model.startswith(SIMULATED):
+    if model.startswith(SIMULATED):
+        return [msgspec.structs.replace(spec, forks=spec.argv[-1]) for spec in children]
+    if device == "cuda":
         return children
     if device != "cpu" and any(map(os.path.exists, _CARDS)):
         return children
@@ -383,4 +386,6 @@ def forked(children: list[ChildSpec], device: str, model: str) -> list[ChildSpec
 
 def _forkable(spec: ChildSpec) -> ChildSpec:
     module = spec.argv[-1]
-    return msgspec.structs.replace(spec, forks=module) if module in _FORKED else spec
+    if module not in _FORKED:
+        return spec
+    return msgspec.structs.replace(spec, forks=module, preloads=True)

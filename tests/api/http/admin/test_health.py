@@ -37,16 +37,17 @@ def get(stack: Stack, path: str) -> tuple[int, dict[str, Any]]:
         return error.code, json.load(error)
 
 
-def children(stack: Stack, parent: str, module: str) -> list[int]:
-    """The processes of this module that a process of the stack has started."""
+def children(stack: Stack, parent: str, name: str) -> list[int]:
+    """The processes of this name, spares included, that a process of the stack has started."""
     found = psutil.Process(stack.pids[parent]).children()
-    return [child.pid for child in found if is_of(child, module)]
+    return [child.pid for child in found if is_named(child, name)]
 
 
-def is_of(process: psutil.Process, module: str) -> bool:
-    """Whether it runs this module; no zombie does."""
+def is_named(process: psutil.Process, name: str) -> bool:
+    """Whether it runs under this name; no zombie does."""
     try:
-        return module in process.cmdline()
+        own: str = process.name()
+        return own.partition(":")[2] == name and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 
@@ -55,7 +56,7 @@ def pid_of(stack: Stack, name: str) -> int:
     """The worker keeps the tokenizer process; the others are the stack's."""
     if name != "tokenizer":
         return stack.pids[name]
-    (pid,) = children(stack, "worker", "slipstream_worker.tokenizer.process")
+    (pid,) = children(stack, "worker", "tokenizer")
     return pid
 
 
@@ -93,7 +94,7 @@ def test_processes_are_found_by_name_and_by_id(stack):
         patience.wait(processes)
     for name, each in processes.items():
         assert psutil.Process(each["pid"]).name() == f"slip:{name}"
-    while len(cores := children(stack, "supervisor", "slipstream_core.main")) < 2:
+    while len(cores := children(stack, "supervisor", "core")) < 2:
         patience.wait(cores)
     while {psutil.Process(pid).name() for pid in cores} != {"slip:core", "spare:core"}:
         patience.wait(cores)
@@ -116,7 +117,7 @@ def test_a_core_that_is_being_replaced_is_no_reason_for_a_restart(stack):
     """However long its successor loads: a liveness probe would end every stream."""
     wait_until_well(stack)
     patience, before = Patience(), stack.pids["core"]
-    while len(cores := children(stack, "supervisor", "slipstream_core.main")) < 2:
+    while len(cores := children(stack, "supervisor", "core")) < 2:
         patience.wait(cores)
     (spare,) = set(cores) - {before}
     os.kill(spare, signal.SIGSTOP)  # it loads as long as we look
@@ -152,9 +153,7 @@ def test_a_tokenizer_process_that_was_killed_is_told_and_replaced(stack):
     before = pid_of(stack, "tokenizer")
     os.kill(before, signal.SIGKILL)
     patience = Patience()
-    while before in (pids := children(stack, "worker", "slipstream_worker.tokenizer.process")) or (
-        not pids
-    ):
+    while before in (pids := children(stack, "worker", "tokenizer")) or (not pids):
         patience.check(pids)
     os.kill(pids[0], signal.SIGSTOP)  # it stays as long as we look in that it loads
     try:
