@@ -25,7 +25,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 _KEPT = os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY") or Path(__file__).parents[1] / ".hypothesis"
 # all of it, as Hypothesis takes other defaults where it finds a CI system's variables
 settings.register_profile(
-    "slipstream",
+    "drawn",
     derandomize=False,
     database=DirectoryBasedExampleDatabase(Path(_KEPT) / "examples"),
     print_blob=True,
@@ -33,7 +33,7 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("slipstream")
+settings.load_profile("drawn")
 _SEED = pytest.StashKey[int | str]()
 
 # nohup and some CI systems ignore these signals, and the processes of a test would inherit that
