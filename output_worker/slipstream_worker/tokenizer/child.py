@@ -16,7 +16,7 @@ def import_tokenizer_process(*, with_torch: bool = True) -> None:
     """Import what the process needs, so that it may be forked. Takes a second where transformers is
     not imported. with_torch: transformers may import it, and will use it in the process.
     """
-    process = importlib.import_module(_MODULE)
+    process = importlib.import_module("slipstream_worker.tokenizer.process")
     if not with_torch:
         process.do_without_torch()
     process.import_libraries()
