@@ -18,16 +18,22 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from slipstream_core.runner.attention.fixed_shape import DecodeColumns, MixedColumns
 from slipstream_core.runner.attention.geometry import read_geometry
-from slipstream_core.runner.attention.interface import ATTENTION_NAME, AttentionParams, register
+from slipstream_core.runner.attention.interface import AttentionParams, register
 from slipstream_core.runner.attention.kv_cache import LayerCache
 from slipstream_core.runner.attention.latent_attention import cache_latents
 from slipstream_core.runner.cuda.graph_capture import Work
 from slipstream_core.runner.model.loader import LoadedModel
 from slipstream_core.runner.model.rope import freeze_frequencies
+from slipstream_core.runner.model.text_tower import (
+    TowerFinder,
+    attention_of,
+    auto_class,
+    remove_towers,
+)
 from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
 from slipstream_core.runner.sampling.whole_vocab_sampling import Chosen, Draws, RowEdits
 from slipstream_core.runner.staging import CopyEvent, to_device
@@ -203,16 +209,19 @@ def meta_model(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) ->
     """A model on the meta device, as the loader returns it."""
     register()
     config.pad_token_id = None  # as the loader sets it
-    make: Any = AutoModelForCausalLM.from_config
+    make: Any = auto_class(config).from_config
     with META:
-        module = make(config, dtype=dtype, attn_implementation=ATTENTION_NAME).eval()
+        module = make(config, dtype=dtype, attn_implementation=attention_of(config)).eval()
     freeze_frequencies(module)
     cache_latents(module)
     text = config.get_text_config()
+    with TowerFinder(module) as finder:
+        geometry = read_geometry(module, text.num_hidden_layers, text.vocab_size)
+    remove_towers(module, () if text is config else finder.towers())
     return LoadedModel(
         name=type(config).__name__,
         module=module,
-        geometry=read_geometry(module, text.num_hidden_layers, text.vocab_size),
+        geometry=geometry,
         vocab_size=text.vocab_size,
         max_model_len=MAX_MODEL_LEN,
         eos_token_ids=(),
