@@ -168,24 +168,32 @@ def default_cache(nbytes: int, weights: int, memory: HostMemory | None) -> int:
     return room
 
 
-def refuse_cache(name: str, weights: int, cache: int, memory: HostMemory | None) -> None:
-    """Raise ModelLoadError if the cache can never fill beside the weights, loaded already."""
+def refuse_cache(
+    name: str, weights: int, cache: int, memory: HostMemory | None, *, states: int = 0
+) -> None:
+    """Raise ModelLoadError if the cache can never fill beside the weights, loaded already.
+
+    states: bytes of the cache that are recurrent states, for each of max_num_seqs requests.
+    """
     if memory is None:
         return
     if weights + cache > memory.total:
         room = max(0, memory.total - weights)
+        settings = "kv_cache_gib, num_blocks" + (", max_num_seqs" if states else "")
+        of_states = f" ({_gib(states)} of it recurrent states)" if states else ""
         raise ModelLoadError(
             name,
-            f"a cache of {_gib(cache)} and weights of {_gib(weights)} do not fit into "
+            f"a cache of {_gib(cache)}{of_states} and weights of {_gib(weights)} do not fit into "
             f"{memory.limit}'s {_gib(memory.total)}; give less than {_gib(room)} of cache "
-            "(kv_cache_gib, num_blocks), or a smaller model or dtype",
+            f"({settings}), or a smaller model or dtype",
         )
     if cache > memory.available:
         logger.warning(
-            "the KV cache may grow to %s, but %s of memory are available now; lower kv_cache_gib "
+            "the KV cache may grow to %s, but %s of memory are available now; lower kv_cache_gib%s "
             "if other processes need that memory",
             _gib(cache),
             _gib(memory.available),
+            " or max_num_seqs" if states else "",
         )
 
 

@@ -171,16 +171,24 @@ def blocks_on_card(
     return given // size
 
 
-def no_room(model: LoadedModel, config: CoreConfig, num_blocks: int) -> NoRoomError:
-    """The error for a cache that could not be allocated although it should have fitted."""
+def no_room(
+    model: LoadedModel, config: CoreConfig, num_blocks: int, states: int = 0
+) -> NoRoomError:
+    """The error for a cache that could not be allocated although it should have fitted.
+
+    states: bytes of recurrent states beside the blocks.
+    """
     size = num_blocks * block_bytes(model, config.block_size)
     return NoRoomError(
         model.name,
-        f"a cache of {num_blocks} blocks ({_gib(size)} GiB) and the steps' own memory do not fit "
+        f"a cache of {num_blocks} blocks ({_gib(size)} GiB)"
+        + (f", {config.max_num_seqs} requests' states ({_gib(states)} GiB)" if states else "")
+        + " and the steps' own memory do not fit "
         + (
             "on the card; lower num_blocks or gpu_memory_utilization"
             if model.device.type == "cuda"
             else "into this process's memory; lower kv_cache_gib or num_blocks"
+            + (", or max_num_seqs" if states else "")
         ),
     )
 

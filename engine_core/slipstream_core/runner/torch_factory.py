@@ -72,13 +72,13 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
     )
 
     cache = 0
-    if model.device.type == "cpu" and config.num_blocks is None:
+    if model.device.type == "cpu" and (config.num_blocks is None or model.states):
         cache = int(config.kv_cache_gib * 2**30)  # of all ranks together
-        if not config.touches_cache:  # nobody has asked for this size
+        if config.num_blocks is None and not config.touches_cache:  # nobody has asked for this size
             cache = default_cache(cache, num_local * model.kept_bytes, read_host_memory())
     if model.states:
         config = with_states(model, config, cache)
-        cache -= states_bytes(model, config)
+    states = states_bytes(model, config)
     native = config.native
     if rank is not None and native:
         # one without a compiler would order its rows otherwise, and record and sample otherwise
@@ -112,7 +112,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
                 buckets=buckets,
             )
     elif num_blocks is None:
-        num_blocks = cache // (size * block_bytes(model, config.block_size))
+        num_blocks = (cache - states) // (size * block_bytes(model, config.block_size))
     if rank is not None:
         num_blocks = least_over_ranks(num_blocks, model.device)
     check_length(model, config, num_blocks)
@@ -120,8 +120,10 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
     if model.device.type == "cpu":
         keep_freed_memory()
         memory = read_host_memory()
-        cache = num_blocks * block_bytes(model, config.block_size) + states_bytes(model, config)
-        refuse_cache(model.name, num_local * model.kept_bytes, num_local * cache, memory)
+        cache = num_blocks * block_bytes(model, config.block_size) + states
+        refuse_cache(
+            model.name, num_local * model.kept_bytes, num_local * cache, memory, states=states
+        )
         packs = packs_weights(model, memory)
     try:
         runner = make(
@@ -135,10 +137,10 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
             warm_up(runner, runner, config)
         return runner
     except (torch.OutOfMemoryError, MemoryError) as error:
-        raise no_room(model, config, num_blocks) from error
+        raise no_room(model, config, num_blocks, states) from error
     except (OSError, RuntimeError) as error:  # from mmap, or from torch's allocator
         if getattr(error, "errno", 0) == errno.ENOMEM or "can't allocate memory" in str(error):
-            raise no_room(model, config, num_blocks) from error
+            raise no_room(model, config, num_blocks, states) from error
         raise
 
 

@@ -176,8 +176,8 @@ class TorchRunner:
         self._kernels = kernels() if has_kernels and is_plain else None
         self._is_recorded = False
         self._states: StatePool | None = None
-        if model.states:  # one more for padding rows
-            self._states = StatePool(dict(enumerate(model.states)), max_num_seqs + 1, model.device)
+        if model.states:
+            self._states = StatePool(dict(enumerate(model.states)), max_num_seqs, model.device)
         # mixers run as they are, which a recording would not show
         may_record = packs and not model.states
         self._model = self._forward_of(model) if may_record else eager(model.module)

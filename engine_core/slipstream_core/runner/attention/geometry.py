@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from slipstream_core.runner.attention.interface import AttentionParams
+from slipstream_core.runner.attention.interface import AttentionParams, TrialContext
 
 _META = torch.device("meta")
 
@@ -38,7 +38,7 @@ class LayerGeometry:
         return self.num_kv_heads * width * dtype.itemsize
 
 
-class GeometryRecorder:
+class GeometryRecorder(TrialContext):
     """An attention context that records its calls and returns empty tensors."""
 
     def __init__(self) -> None:
@@ -81,7 +81,9 @@ def read_geometry(
     """
     layers = read_attending_layers(model, vocab_size, device)
     if set(layers) != set(range(num_layers)):
-        raise ValueError(_calls(len(layers), len(layers), num_layers))
+        raise ValueError(
+            f"{_calls(len(layers), len(layers))} where the configuration names {num_layers}"
+        )
     return tuple(layers[i] for i in range(num_layers))
 
 
@@ -101,7 +103,7 @@ def read_attending_layers(
             paged=recorder,
         )
     if recorder.num_calls != len(recorder.layers):
-        raise ValueError(_calls(recorder.num_calls, len(recorder.layers), len(recorder.layers)))
+        raise ValueError(_calls(recorder.num_calls, len(recorder.layers)))
     # if logits_to_keep were ignored, rows would be sampled from other rows' logits
     if output.logits.shape != (1, len(keep), vocab_size):
         raise ValueError(
@@ -111,8 +113,5 @@ def read_attending_layers(
     return dict(sorted(recorder.layers.items()))
 
 
-def _calls(num_calls: int, num_layers: int, num_named: int) -> str:
-    return (
-        f"{num_calls} attention calls over {num_layers} layers "
-        f"where the configuration names {num_named}"
-    )
+def _calls(num_calls: int, num_layers: int) -> str:
+    return f"{num_calls} attention calls over {num_layers} layers"

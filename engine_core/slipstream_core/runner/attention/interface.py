@@ -78,6 +78,10 @@ class AttentionContext(Protocol):
         """
 
 
+class TrialContext:
+    """A context of a trial forward, in which no token has a past."""
+
+
 class FusedContext(AttentionContext, Protocol):
     """What a fused forward needs: its kernels may store keys and values before attention."""
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from slipstream_core.runner.attention.interface import AttentionParams
+from slipstream_core.runner.attention.interface import AttentionParams, TrialContext
 
 _NUM_TOKENS = 4
 
 
-class SelfAttention:
+class SelfAttention(TrialContext):
     """An attention context in which each token attends only to itself."""
 
     def __init__(self, *, stop: bool = False) -> None:

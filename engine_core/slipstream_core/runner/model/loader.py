@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -85,7 +86,7 @@ from slipstream_core.runner.sharding.rank import Rank
 from slipstream_core.runner.sharding.sharding_plan import ShardingPlan, plan_for
 from slipstream_core.runner.state.continuation_check import check_continuation
 from slipstream_core.runner.state.mixers import Mixer, install_mixers, read_states
-from slipstream_core.runner.state.state_cache import MixerStates
+from slipstream_core.runner.state.state_cache import MixerStates, concerns_states
 from slipstream_ipc.damaged_file import DamagedFileError
 from slipstream_ipc.messages import SamplingDefaults
 
@@ -223,8 +224,7 @@ def load_model(
                 number_layers(module, tuple(layers))
                 mixers = install_mixers(module)
                 states = tuple(read_states(module, mixers, module.device))
-                width = text.hidden_size
-                check_continuation(name, mixers, states, width=width, dtype=torch_dtype)
+                check_continuation(name, mixers)
             check_independence(module, vocab_size=text.vocab_size, max_model_len=limit)
         except Exception as error:
             raise refusal(name, config, f"cannot be served ({brief(error)})") from error
@@ -481,6 +481,9 @@ def _geometry(
     except Exception as error:
         if needs_values(error):
             problem = "needs the values of its tensors, which its trial does not have"
+        elif concerns_states(error):
+            version = transformers.__version__
+            problem = f"does not carry its states in a supported way, with transformers {version}"
         elif not mixers and (kinds := unknown_kinds(text)):
             problem = f"has layers of type {kinds}, which are not known"
         else:

@@ -2,7 +2,8 @@
 
 Some of transformers' mixers forget their state where a chunk of more than one token continues a
 row (Mamba-1, in Jamba): the text would be wrong, and nothing would say so. So each kind of mixer is
-tried with its loaded weights. One that fails in chunks alone has its chunks computed token by
+tried with its loaded weights, in float32: what is tried is its code, and few digits would hide a
+state that is forgotten. One that fails in chunks alone has its chunks computed token by
 token; one that fails in single steps, too, cannot be served.
 """
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from slipstream_core.runner.state.mixers import Mixer
-from slipstream_core.runner.state.state_cache import MixerStates
+from slipstream_core.runner.state.state_cache import EachTokenAlone, MixerStates
 from slipstream_core.runner.state.state_pool import StatePool, StateStep
 
 logger = logging.getLogger(__name__)
@@ -25,47 +26,44 @@ _STEPS = (1,) * _NUM_TOKENS
 _CHUNKS = ((4, 3), (2, 1, 1, 3))
 _SLOT = 1
 # relative to the largest output: chunks sum in another order than single steps
-_TOLERANCES = {torch.float32: 1e-3}
-_TOLERANCE = 5e-2  # of dtypes with few digits
+_TOLERANCE = 1e-3
 _POWER = 10.0  # times the tolerance: what a forgotten state has to change
 
 
-def check_continuation(
-    name: str,
-    mixers: Sequence[Mixer],
-    states: Sequence[MixerStates],
-    *,
-    width: int,
-    dtype: torch.dtype,
-) -> None:
-    """Try each kind of mixer on inputs of `width`, and set `is_stepped` of those that need it.
+def check_continuation(name: str, mixers: Sequence[Mixer]) -> None:
+    """Try each kind of mixer, and set `is_stepped` of those that need it.
 
-    Raises ValueError for one that cannot be continued.
+    A trial forward has run (`read_states`). Raises ValueError for a mixer that cannot be continued.
     """
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(1, _NUM_TOKENS, width, generator=generator).to(dtype)
-    tolerance = _TOLERANCES.get(dtype, _TOLERANCE)
-    fails_in_chunks: dict[str, bool] = {}
-    with torch.inference_mode():
-        for mixer, own in zip(mixers, states, strict=True):
-            if mixer.kind not in fails_in_chunks:
-                fails_in_chunks[mixer.kind] = _fails_in_chunks(mixer, own, inputs, tolerance)
-            mixer.is_stepped = fails_in_chunks[mixer.kind]
-    for kind, fails in fails_in_chunks.items():
-        if fails:
+    faults: dict[tuple[type, int], str | None] = {}
+    for mixer in mixers:
+        kind = type(mixer.module), mixer.width
+        if kind not in faults:
+            twin = mixer.in_float32()
+            with torch.inference_mode():
+                faults[kind] = _fault_of_chunks(twin)
+        mixer.is_stepped = faults[kind] is not None
+    for (kind_of_module, _), fault in faults.items():
+        if fault is not None:
             logger.warning(
-                "%s: %s gives other results where a chunk of a prompt continues another, so such "
-                "chunks are computed token by token, which takes longer",
+                "%s: %s %s, so chunks of a prompt that continue another are computed token by "
+                "token, which takes longer",
                 name,
-                kind,
+                kind_of_module.__name__,
+                fault,
             )
 
 
-def _fails_in_chunks(
-    mixer: Mixer, states: MixerStates, inputs: torch.Tensor, tolerance: float
-) -> bool:
+def _fault_of_chunks(mixer: Mixer) -> str | None:
+    """What speaks against computing chunks that continue a row, of a mixer in float32."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(1, _NUM_TOKENS, mixer.width, generator=generator)
+    inputs = inputs.to(next(mixer.module.parameters(), inputs).device)
+    alone = EachTokenAlone()
+    alone.mix(mixer, inputs)
+    states = alone.shapes[mixer]
     whole = _mixed(mixer, states, inputs, (_NUM_TOKENS,))
-    allowed = tolerance * whole.abs().max()
+    allowed = _TOLERANCE * whole.abs().max()
 
     def differ(lens: tuple[int, ...]) -> bool:
         off = (_mixed(mixer, states, inputs, lens) - whole).abs().max()
@@ -73,12 +71,14 @@ def _fails_in_chunks(
 
     if differ(_STEPS):
         raise ValueError(f"{mixer.kind} gives other results in single steps than at once")
+    if any(differ(lens) for lens in _CHUNKS):
+        return "forgets its state where a chunk continues a row"
     begin = _CHUNKS[0][0]
     forgotten = _mixed(mixer, states, inputs[:, begin:], (_NUM_TOKENS - begin,))
     # a state that changes little would not be missed here
     if not bool((forgotten - whole[:, begin:]).abs().max() > _POWER * allowed):
-        return True
-    return any(differ(lens) for lens in _CHUNKS)
+        return "shows no effect of its state in a trial"
+    return None
 
 
 def _mixed(

@@ -7,11 +7,13 @@ between them and the model.
   once for each chunk of a prompt (`StateStep`), so rows never meet, and the numbers are
   transformers' own.
 - The replaced forwards find the step in the model's cache, a `StateCarrier`. The model gets it from
-  a hook: the one of its attention context if that is a `MixingContext`, else that of a trial.
+  a hook: the one of its attention context if that is a `MixingContext`, or that of a trial. Any
+  other context is refused: rows would silently begin at each token.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 from dataclasses import dataclass
 from types import CodeType
@@ -24,6 +26,7 @@ from slipstream_core.runner.attention.interface import (
     WITHOUT_EFFECT,
     AttentionContext,
     AttentionParams,
+    TrialContext,
 )
 from slipstream_core.runner.state.state_cache import (
     EachTokenAlone,
@@ -31,6 +34,7 @@ from slipstream_core.runner.state.state_cache import (
     MixingStep,
     RowStates,
     StateCarrier,
+    StateError,
 )
 
 _STATE_METHODS = {"update_conv_state", "update_recurrent_state"}
@@ -44,17 +48,25 @@ class Mixer:
     """A module that carries states, and its forward before it was replaced."""
 
     def __init__(self, module: Any, number: int) -> None:
-        """number: among the model's mixers. Raises TypeError for a forward that is not known."""
+        """number: among the model's mixers. Raises StateError for a forward that is not known."""
+        self.module = module
         self.kind = type(module).__name__
         self.number = number
         self.layer: int = module.layer_idx
+        self.width = 0  # of a token's inputs, once a trial has seen them
         self.is_stepped = False  # a chunk that continues a row is computed token by token
         self._inner = module.forward
         names = inspect.signature(self._inner).parameters
         if _POSITIONS & set(names):
-            raise TypeError(f"{self.kind} reads positions")
+            raise StateError(f"{self.kind} reads positions")
         self._cache_name = next((name for name in _CACHE_NAMES if name in names), None)
         self._num_more = 0  # outputs beside the first one, which are None
+
+    def in_float32(self) -> Mixer:
+        """A copy with weights of its own, in float32."""
+        twin = copy.deepcopy(self)
+        twin.module.float()
+        return twin
 
     def run(self, hidden: torch.Tensor, rows: RowStates) -> torch.Tensor:
         """The original forward of B rows [B, L, width], which continue from `rows`."""
@@ -63,7 +75,7 @@ class Mixer:
             return outputs
         first: torch.Tensor = outputs[0]
         if any(each is not None for each in outputs[1:]):
-            raise TypeError(f"{self.kind} returns more than hidden states")
+            raise StateError(f"{self.kind} returns more than hidden states")
         self._num_more = len(outputs) - 1
         return first
 
@@ -71,10 +83,10 @@ class Mixer:
         """In place of the original: the step's tokens [1, T, width], each row from its state."""
         carrier = others.get(str(self._cache_name))
         if not isinstance(carrier, StateCarrier):
-            raise TypeError(f"{self.kind} is given no cache")
+            raise StateError(f"{self.kind} is given no cache")
         for name, value in others.items():
             if value is not None and name not in _IGNORED:
-                raise TypeError(f"{self.kind} is passed {name!r}, whose meaning is not known")
+                raise StateError(f"{self.kind} is passed {name!r}, whose meaning is not known")
         mixed = carrier.step.mix(self, hidden_states)
         return (mixed, *[None] * self._num_more) if self._num_more else mixed
 
@@ -101,7 +113,7 @@ class MixingContext:
 def install_mixers(model: nn.Module) -> tuple[Mixer, ...]:
     """Replace the forwards of a model's mixers; returns them, none for most models.
 
-    Raises TypeError for a mixer that is not understood.
+    Raises StateError for a mixer that is not understood.
     """
     is_mixer: dict[type, bool] = {}
     mixers: list[Mixer] = []
@@ -122,7 +134,7 @@ def install_mixers(model: nn.Module) -> tuple[Mixer, ...]:
 def read_states(model: Any, mixers: tuple[Mixer, ...], device: torch.device) -> list[MixerStates]:
     """The states of each mixer, from a forward in which each token is a row of its own.
 
-    Raises TypeError where a mixer does not run, or keeps nothing.
+    Raises StateError where a mixer does not run, or keeps nothing.
     """
     alone = EachTokenAlone()
     ids = torch.zeros(1, 2, dtype=torch.int64, device=device)
@@ -136,7 +148,7 @@ def read_states(model: Any, mixers: tuple[Mixer, ...], device: torch.device) -> 
         )
     for mixer in mixers:
         if mixer not in alone.shapes or not alone.shapes[mixer].num_bytes:
-            raise TypeError(f"{mixer.kind} of layer {mixer.layer} keeps no state")
+            raise StateError(f"{mixer.kind} of layer {mixer.layer} keeps no state")
     return [alone.shapes[mixer] for mixer in mixers]
 
 
@@ -157,7 +169,13 @@ class _OwnValue:
 
 def _give_cache(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     paged = kwargs.get("paged")
-    step = paged.step if isinstance(paged, MixingContext) else EachTokenAlone()
+    step: MixingStep
+    if isinstance(paged, MixingContext):
+        step = paged.step
+    elif isinstance(paged, TrialContext):
+        step = EachTokenAlone()
+    else:
+        raise StateError(f"a forward with {type(paged).__name__} has no rows for mixers")
     return args, {**kwargs, "past_key_values": StateCarrier(step)}
 
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from slipstream_core.runner.state.mixers import Mixer
 
 
+class StateError(TypeError):
+    """A model carries its states in a way that is not known."""
+
+
 class StateShape(NamedTuple):
     """A state of one row."""
 
@@ -114,7 +118,7 @@ class RowStates:
 
     def _check(self, layer_idx: int) -> None:
         if layer_idx != self._layer:
-            raise TypeError(
+            raise StateError(
                 f"the mixer of layer {self._layer} asks for states of layer {layer_idx}"
             )
 
@@ -161,10 +165,19 @@ class EachTokenAlone:
         self.shapes: dict[Mixer, MixerStates] = {}
 
     def mix(self, mixer: Mixer, hidden: torch.Tensor) -> torch.Tensor:
-        """As MixingStep has it. Raises TypeError for a mixer that runs twice."""
+        """As MixingStep has it. Raises StateError for a mixer that runs twice."""
         if mixer in self.shapes:
-            raise TypeError(f"{mixer.kind} runs for several layers")
+            raise StateError(f"{mixer.kind} runs for several layers")
+        mixer.width = hidden.shape[-1]
         rows = RowStates(mixer.layer, {}, {})
         mixed = mixer.run(hidden.transpose(0, 1), rows)
         self.shapes[mixer] = rows.shapes
         return mixed.transpose(0, 1)
+
+
+def concerns_states(error: Exception) -> bool:
+    """Whether a model failed as it carries its states in a way that is not known, such as by a
+    method of a cache that is not here.
+    """
+    lacks = isinstance(error, AttributeError) and isinstance(error.obj, RowStates | StateCarrier)
+    return lacks or isinstance(error, StateError)

@@ -30,15 +30,16 @@ def with_states(model: LoadedModel, config: CoreConfig, cache: int) -> CoreConfi
     """The settings for a model with states, `cache` bytes being for these and for blocks.
 
     A default `max_num_seqs` is lowered so that states take at most `_SHARE` of the cache. Raises
-    ModelLoadError for one that was set and has no room beside the blocks of one request. With a
-    number of blocks, states come on top of them, and `max_num_seqs` stays.
+    ModelLoadError for one that was set and has no room beside the blocks of one request of
+    `max_model_len` tokens; unless that was set, too, half of the cache is enough for them. With a
+    number of blocks, states come on top of them, and a `max_num_seqs` that was set stays.
     """
     if config.enable_prefix_caching:
         logger.warning(
             "%s carries recurrent states: prefix caching has no effect on it yet", model.name
         )
     each = model.state_bytes
-    if config.num_blocks is None:
+    if config.num_blocks is None or "max_num_seqs" in config.card_defaults:
         config = _fitting(model, config, cache)
     logger.info(
         "recurrent states take %.2f GiB: %d requests of %.1f MiB",
@@ -51,18 +52,17 @@ def with_states(model: LoadedModel, config: CoreConfig, cache: int) -> CoreConfi
 
 def _fitting(model: LoadedModel, config: CoreConfig, cache: int) -> CoreConfig:
     each, asked = model.state_bytes, config.max_num_seqs
-    longest = -(-(config.max_model_len or 1) // config.block_size) + 1
-    blocks = max(PROFILE_BLOCKS, longest) * block_bytes(model, config.block_size)
-    most = max(0, cache - blocks) // each
+    most = max(0, cache - _kept_for_blocks(model, config, cache)) // each
     is_default = "max_num_seqs" in config.card_defaults
-    if most == 0 or (asked > most and not is_default):
+    if config.num_blocks is None and (most == 0 or (asked > most and not is_default)):
         raise ModelLoadError(
             model.name,
             f"max_num_seqs {asked} needs {asked * each / 2**30:.2f} GiB of states "
             f"({each / _MIB:.1f} MiB each), and the cache has {cache / 2**30:.2f} GiB; "
-            + (f"give at most {most}, or more kv_cache_gib" if most else "give more kv_cache_gib"),
+            + (f"give at most {most}, or " if most else "give ")
+            + "more kv_cache_gib, or a lower max_model_len",
         )
-    few = min(most, max(1, int(_SHARE * cache) // each))
+    few = max(1, min(most, int(_SHARE * cache) // each))
     if not is_default or few >= asked:
         return config
     logger.warning(
@@ -74,3 +74,11 @@ def _fitting(model: LoadedModel, config: CoreConfig, cache: int) -> CoreConfig:
         cache / 2**30,
     )
     return replace(config, max_num_seqs=few)
+
+
+def _kept_for_blocks(model: LoadedModel, config: CoreConfig, cache: int) -> int:
+    size = block_bytes(model, config.block_size)
+    longest = (-(-model.max_model_len // config.block_size) + 1) * size
+    if config.max_model_len is None:
+        longest = min(longest, cache // 2)
+    return max(PROFILE_BLOCKS * size, longest)

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -94,7 +95,10 @@ class StateStep:
             groups.append(_Group(first, 1, length, own, begins=int(starts[row]) == 0))
             first += length
         self._groups = groups
-        self._stepped = [part for group in groups for part in _single_steps(group)]
+
+    @cached_property
+    def _stepped(self) -> list[_Group]:
+        return [part for group in self._groups for part in _single_steps(group)]
 
     def mix(self, mixer: Mixer, hidden: torch.Tensor) -> torch.Tensor:
         """As MixingStep has it."""

@@ -10,12 +10,19 @@ import torch
 from torch import nn
 
 from slipstream_bench.models import tiny_models
+from slipstream_core.runner.attention.interface import TrialContext
 from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.model.loader import load_model
 from slipstream_core.runner.sharding.rank import Rank
 from slipstream_core.runner.state.continuation_check import check_continuation
 from slipstream_core.runner.state.mixers import Mixer, MixingContext, install_mixers, read_states
-from slipstream_core.runner.state.state_cache import EachTokenAlone, MixerStates, RowStates
+from slipstream_core.runner.state.state_cache import (
+    EachTokenAlone,
+    MixerStates,
+    RowStates,
+    StateError,
+    concerns_states,
+)
 
 WIDTH = 6
 
@@ -107,9 +114,18 @@ def test_each_token_of_a_trial_is_a_row_of_its_own() -> None:
     model = Model(Decay())
     install_mixers(model)
     ids = torch.tensor([[5, 7, 9]])
-    assert torch.equal(model(input_ids=ids)[0, :, 0], ids[0].float())
+    assert torch.equal(model(input_ids=ids, paged=TrialContext())[0, :, 0], ids[0].float())
     again = MixingContext(None, EachTokenAlone())  # type: ignore[arg-type]
     assert torch.equal(model(input_ids=ids, paged=again)[0, :, 0], ids[0].float())
+
+
+@pytest.mark.parametrize("paged", [None, object()])
+def test_a_forward_without_rows_for_mixers_raises(paged: object) -> None:
+    """Each token would begin a row, and nothing would say so."""
+    model = Model(Decay())
+    install_mixers(model)
+    with pytest.raises(StateError, match=f"forward with {type(paged).__name__} has no rows"):
+        model(input_ids=torch.tensor([[5, 7]]), paged=paged)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +156,10 @@ def test_a_mixer_that_needs_another_cache_is_refused() -> None:
             cache_params.crop(-1)
             return super().forward(hidden_states, cache_params, **others)
 
-    with pytest.raises(AttributeError, match="'RowStates' object has no attribute 'crop'"):
+    with pytest.raises(AttributeError, match="'RowStates' object has no attribute 'crop'") as error:
         states_of(Model(Crops()))
+    assert concerns_states(error.value)
+    assert not concerns_states(AttributeError("crop", obj=error))
 
 
 def test_a_mixer_that_keeps_nothing_is_refused() -> None:
@@ -154,47 +172,72 @@ def test_a_mixer_that_keeps_nothing_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mixer", "is_stepped"), [(Decay(), False), (Forgets(), True), (Nothing(), True)]
+    ("mixer", "said"),
+    [
+        (Decay(), ""),
+        (Forgets(), "m: Forgets forgets its state where a chunk continues a row, so chunks"),
+        (Nothing(), "m: Nothing shows no effect of its state in a trial, so chunks"),
+    ],
+    ids=["Decay", "Forgets", "Nothing"],
 )
 def test_chunks_of_a_mixer_that_forgets_are_stepped(
-    mixer: Decay, is_stepped: bool, caplog: pytest.LogCaptureFixture
+    mixer: Decay, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mixers, states = states_of(Model(mixer))
-    check_continuation("m", mixers, states, width=WIDTH, dtype=torch.float32)
-    assert [each.is_stepped for each in mixers] == [is_stepped]
-    assert ("token by token" in caplog.text) == is_stepped
+    mixers, _ = states_of(Model(mixer))
+    check_continuation("m", mixers)
+    assert [each.is_stepped for each in mixers] == [bool(said)]
+    assert said in caplog.text
+    assert ("token by token" in caplog.text) == bool(said)
+
+
+def test_mixers_of_one_class_may_have_inputs_of_several_widths() -> None:
+    class Two(Model):
+        def forward(self, input_ids: Any, past_key_values: Any = None, **_: Any) -> Any:
+            wide = input_ids[..., None].expand(-1, -1, 2 * WIDTH).float()
+            narrow = self.mixer(wide, cache_params=past_key_values)[..., :WIDTH]
+            return self.second(narrow, cache_params=past_key_values)
+
+    model = Two(Forgets())
+    model.second = Decay(layer_idx=1)
+    mixers, _ = states_of(model)
+    check_continuation("m", mixers)
+    assert [(each.width, each.is_stepped) for each in mixers] == [(12, True), (6, False)]
+
+
+def test_the_trial_leaves_weights_as_they_are() -> None:
+    class Weighs(Decay):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+
+    mixer = Weighs()
+    mixers, _ = states_of(Model(mixer))
+    check_continuation("m", mixers)
+    assert mixer.weight.dtype == torch.bfloat16
+    twin = mixers[0].in_float32()
+    assert twin.module.weight.dtype == torch.float32
+    assert twin.module.forward.__self__ is twin
+    assert mixers[0].module is mixer
 
 
 def test_a_mixer_that_cannot_be_continued_is_refused() -> None:
-    mixers, states = states_of(Model(Drifts()))
+    mixers, _ = states_of(Model(Drifts()))
     with pytest.raises(ValueError, match="Drifts gives other results in single steps"):
-        check_continuation("m", mixers, states, width=WIDTH, dtype=torch.float32)
+        check_continuation("m", mixers)
 
 
-def test_jambas_chunks_are_stepped_and_a_gated_delta_nets_are_not(tmp_path: Path) -> None:
-    """Transformers' Mamba-1 forgets its state where a chunk continues."""
-    stepped = {}
-    for name in ("Jamba", "Qwen3.5", "LFM2", "Bamba"):
-        config = config_of(name)
-        torch.manual_seed(0)
-        module = tiny_models.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-        mixers = install_mixers(module)
-        layers = [getattr(each, "layer", None) for each in mixers]
-        states = [
-            next(iter(own.values()))
-            for own in (_shapes(module, mixer, config.hidden_size) for mixer in mixers)
-        ]
-        assert len(set(layers)) == len(layers) > 0
-        check_continuation(name, mixers, states, width=config.hidden_size, dtype=torch.float32)
-        stepped[name] = {each.is_stepped for each in mixers}
-    assert stepped == {"Jamba": {True}, "Qwen3.5": {False}, "LFM2": {False}, "Bamba": {False}}
-
-
-def _shapes(module: Any, mixer: Mixer, width: int) -> dict[Mixer, MixerStates]:
-    alone = EachTokenAlone()
-    with torch.inference_mode():
-        alone.mix(mixer, torch.randn(1, 2, width))
-    return alone.shapes
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["Jamba", "Qwen3.5", "LFM2", "Bamba", "Falcon-H1", "Nemotron-H"])
+def test_jambas_chunks_alone_are_stepped(
+    tmp_path: Path, name: str, dtype: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Transformers' Mamba-1 forgets its state where a chunk continues, in any dtype."""
+    torch.set_num_threads(1)
+    [tiny] = (each for each in tiny_models.HYBRIDS if each.name == name)
+    tiny_models.save(tiny, tmp_path)
+    load_model(str(tmp_path), device="cpu", dtype=dtype)
+    assert ("JambaMambaMixer forgets its state" in caplog.text) == (name == "Jamba")
+    assert ("token by token" in caplog.text) == (name == "Jamba")
 
 
 def test_ranks_and_cards_are_refused_in_our_words(

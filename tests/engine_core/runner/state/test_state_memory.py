@@ -11,7 +11,9 @@ from msgspec.structs import replace
 
 from slipstream_bench.models import tiny_models
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.kv_cache_size import block_bytes
+from slipstream_core.runner import torch_factory
+from slipstream_core.runner.host_memory import HostMemory
+from slipstream_core.runner.kv_cache_size import block_bytes, no_room
 from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.model.loader import LoadedModel, load_model
 from slipstream_core.runner.state.state_memory import states_bytes, with_states
@@ -59,17 +61,50 @@ def test_the_default_is_lowered_with_a_line(
 
 
 def test_one_that_was_set_is_refused_with_what_would_do(model: LoadedModel) -> None:
-    blocks = 2 * block_bytes(model, 16)
+    most = tiny_models.MAX_MODEL_LEN
+    blocks = (most // 16 + 1) * block_bytes(model, 16)
     cache = 100 * model.state_bytes + blocks
+    assert cache > 2 * blocks  # half of it would do
     assert with_states(model, config(max_num_seqs=100), cache).max_num_seqs == 100
     with pytest.raises(ModelLoadError, match=r"seqs 101 needs .* give at most 100, or"):
         with_states(model, config(max_num_seqs=101), cache)
-    longer = config(max_num_seqs=100, max_model_len=64)
-    with pytest.raises(ModelLoadError, match="give at most"):
-        with_states(model, longer, cache)
+    scarce = 10 * model.state_bytes + blocks  # the model's own length gets half of it alone
+    fit = scarce // 2 // model.state_bytes
+    assert fit > 10
+    assert with_states(model, config(max_num_seqs=fit), scarce).max_num_seqs == fit
+    with pytest.raises(ModelLoadError, match=f"give at most {fit}, or"):
+        with_states(model, config(max_num_seqs=fit + 1), scarce)
+    asked = config(max_num_seqs=11, max_model_len=most)  # and one that was set all it needs
+    with pytest.raises(ModelLoadError, match="give at most 10, or more kv_cache_gib, or a lower"):
+        with_states(model, asked, scarce)
     for unset in ((), UNSET):
         with pytest.raises(ModelLoadError, match=r"has 0\.00 GiB; give more kv_cache_gib"):
-            with_states(model, config(max_num_seqs=1, card_defaults=unset), blocks)
+            with_states(model, config(max_num_seqs=1, card_defaults=unset), model.state_bytes)
+
+
+def test_with_a_number_of_blocks_the_default_alone_is_lowered(model: LoadedModel) -> None:
+    cache = 100 * model.state_bytes
+    default = config(max_num_seqs=256, card_defaults=UNSET, num_blocks=9)
+    assert with_states(model, default, cache).max_num_seqs == 40
+    assert with_states(model, default, 0).max_num_seqs == 1
+    given = config(max_num_seqs=256, num_blocks=9)
+    assert with_states(model, given, cache) == given
+
+
+def test_too_many_states_are_named_as_such(
+    model: LoadedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gib = 2**30
+    memory = HostMemory(2 * gib, 2 * gib, "this machine")
+    monkeypatch.setattr(torch_factory, "read_host_memory", lambda: memory)
+    num = 3 * gib // model.state_bytes
+    given = config(max_num_seqs=num, num_blocks=9, device="cpu", dtype="float32")
+    problem = r"GiB \(3\.00 GiB of it recurrent states\).*num_blocks, max_num_seqs\)"
+    with pytest.raises(ModelLoadError, match=problem):
+        load_runner(replace(given, model=str(folder)))
+    said = str(no_room(model, given, 9, 3 * gib))
+    assert f"{num} requests' states (3.00 GiB)" in said
+    assert "or max_num_seqs" in said
 
 
 def test_prefix_caching_is_said_to_have_no_effect(
