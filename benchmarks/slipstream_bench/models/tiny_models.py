@@ -63,6 +63,7 @@ ALONE = ServingVariant("alone", False, 200, 512)
 CHUNKED = ServingVariant("chunked", True, 200, 16)  # no prompt but the shortest fits one step
 # 5 requests of up to 65 tokens need 62 blocks: some are preempted
 PREEMPTED = ServingVariant("preempted", True, 34, 20)
+PACKED = ServingVariant("packed", True, 200, 512)  # all prompts in one step
 VARIANTS = (ALONE, CHUNKED, PREEMPTED)
 
 
@@ -521,6 +522,21 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
 )
 
+# served as long as no request is longer than what the runner does not see
+WITHIN_LIMITS: tuple[Architecture, ...] = (
+    _served(
+        "Llama 4, within its attention_chunk_size",
+        "Llama4TextConfig",
+        head_dim=16,
+        intermediate_size_mlp=128,
+        num_local_experts=4,
+        max_position_embeddings=max(PROMPT_LENS) + NUM_OUTPUTS + 1,
+        attention_chunk_size=MAX_MODEL_LEN,
+        floor_scale=max(PROMPT_LENS) + NUM_OUTPUTS + 1,
+        attn_scale=9.0,
+    ),
+)
+
 _LINEAR = ["linear_attention"] * 3 + ["full_attention"]
 _GATED_DELTA: dict[str, Any] = {
     "head_dim": 16,
@@ -566,6 +582,8 @@ HYBRIDS: tuple[Architecture, ...] = (
         **_MOE,
         **_LATENT | {"q_lora_rank": None},
         layer_types=_LINEAR,
+        linear_num_heads=2,
+        linear_head_dim=16,
         n_routed_experts=8,
         num_experts=8,
     ),
@@ -617,7 +635,7 @@ HYBRIDS: tuple[Architecture, ...] = (
         **_DEEPSEEK,
         layer_types=_LINEAR,
         num_experts=4,
-        linear_head_dim=16,
+        head_dim=16,
     ),
     _tower(
         "Qwen3.5, as text",

@@ -13,6 +13,7 @@ from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.model.loader import load_model
 
 SERVED = [each for each in tiny_models.ARCHITECTURES if each.refused is None]
+SERVED += tiny_models.WITHIN_LIMITS
 QUICK = {"Qwen3.5", "LFM2", "Bamba"}  # a kind of mixer each
 HYBRIDS = [
     pytest.param(each, id=each.name, marks=[] if each.name in QUICK else [pytest.mark.long])
@@ -36,6 +37,21 @@ def test_equals_generate(architecture: Any, tmp_path: Path) -> None:
     for variant, served in zip(tiny_models.VARIANTS, all_served, strict=True):
         assert served.outputs == expected, variant.name
         assert (served.num_preemptions > 0) == (variant is tiny_models.PREEMPTED)
+
+
+def test_queries_are_not_scaled_by_their_place_in_a_step(tmp_path: Path) -> None:
+    """Llama 4 counts a forward's tokens, whosever they are."""
+    torch.set_num_threads(1)
+    [llama] = tiny_models.WITHIN_LIMITS
+    assert sum(tiny_models.PROMPT_LENS) > llama.options["floor_scale"]
+    tiny_models.save(llama, tmp_path)
+    model = load_model(str(tmp_path), device="cpu", dtype="float32")
+    [packed] = tiny_models.serve(model, tiny_models.PACKED)
+    assert packed.outputs == tiny_models.generate(tmp_path)
+    overrides = {"floor_scale": 64}
+    with pytest.raises(ModelLoadError, match=r"from token 64 on .* max_model_len is 66"):
+        load_model(str(tmp_path), device="cpu", hf_overrides=overrides)
+    load_model(str(tmp_path), device="cpu", hf_overrides=overrides, max_model_len=64)
 
 
 @pytest.mark.parametrize("architecture", REFUSED, ids=[each.name for each in REFUSED])

@@ -70,6 +70,7 @@ from slipstream_core.runner.model.text_tower import (
 )
 from slipstream_core.runner.model.unsupported import (
     class_name,
+    leave_out_counted_scales,
     needs_values,
     refusal,
     refuse_chunks,
@@ -178,6 +179,7 @@ def load_model(
         limit = _max_model_len(name, text, max_model_len)
         refuse_longrope(name, config, text, limit)
         refuse_chunks(name, config, text, limit)
+        leave_out_counted_scales(name, config, text, limit)
         refuse_unseen_windows(name, config, text, layers, limit)
         logger.info("loading %s in %s", name, str(torch_dtype).removeprefix("torch."))
         if target.type == "cuda":

@@ -144,6 +144,26 @@ def refuse_chunks(
         )
 
 
+def leave_out_counted_scales(
+    name: str, config: PreTrainedConfig, text: PreTrainedConfig, max_model_len: int
+) -> None:
+    """Turn off a scale of queries that is 1 before `floor_scale` tokens (Llama 4).
+
+    It counts from the first token of the forward, which is another request's. Raises ModelLoadError
+    for a `max_model_len` beyond that.
+    """
+    if not getattr(text, "attn_temperature_tuning", False):
+        return
+    if max_model_len > text.floor_scale:
+        raise refusal(
+            name,
+            config,
+            f"scales queries from token {text.floor_scale} on by their place in the step, and "
+            f"max_model_len is {max_model_len}; a max_model_len within that will do",
+        )
+    text.attn_temperature_tuning = False
+
+
 def refuse_unseen_windows(
     name: str,
     config: PreTrainedConfig,
