@@ -26,6 +26,11 @@ ONE_CALL = (
     *("SmolLM3", "Seed-OSS"),
 )
 SERVED = [each for each in tiny_models.ARCHITECTURES if each.refused is None]
+AS_TEXT = [
+    each
+    for each in SERVED
+    if each.config().get_text_config().model_type != each.config().model_type
+]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +65,11 @@ def check(said: list[dict[str, Any]], expected: list[list[int]]) -> None:
 
 @pytest.mark.parametrize(
     "architecture",
-    [pytest.param(each, id=each.name) for each in SERVED if each.name not in PLANLESS],
+    [
+        pytest.param(each, id=each.name)
+        for each in SERVED
+        if each.name not in PLANLESS and each not in AS_TEXT
+    ],
 )
 def test_two_ranks_say_what_one_says(
     architecture: Any, two_ranks: LockstepRanks, tmp_path: Path
@@ -73,6 +82,15 @@ def test_two_ranks_say_what_one_says(
         assert rank["cache"] == (cache if "(MLA)" in architecture.name else cache / 2)
         assert rank["weights"] < 0.6 * weights
         assert (rank["one_calls"] > len(TRIALS)) == (architecture.name in ONE_CALL)
+
+
+@pytest.mark.parametrize("architecture", [pytest.param(each, id=each.name) for each in AS_TEXT])
+def test_multimodal_models_are_not_cut(
+    architecture: Any, two_ranks: LockstepRanks, tmp_path: Path
+) -> None:
+    tiny_models.save(architecture, tmp_path)
+    for rank in two_ranks.serve(tmp_path):
+        assert "is served as text, and such models are not cut for several" in rank["error"]
 
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma 2"])
