@@ -355,7 +355,7 @@ GONE: dict[tuple[str, Any], str] = {
     ): "auto, triton or torch: FlashInfer's back end is gone, as no card has shown it faster than "
     "Triton's kernels",
 }
-"""What is allowed in place of values that were taken by the release before, and why."""
+"""Values that the release before took: which are allowed instead, and why."""
 
 
 @cache

@@ -273,7 +273,7 @@ class StreamedChoice:
             taken.checksum = history_checksum(id_column_of(delta), taken.checksum)
 
     def _take(self, deltas: Sequence[Delta], *, is_last: bool = False) -> _ChunkContent:
-        """What is to be written of consecutive deltas. is_last: no more follow."""
+        """Return the content of a chunk for consecutive deltas. is_last: no more follow."""
         portion = _ChunkContent()
         if self._has_ids:
             portion.ids = [token_id for delta in deltas for token_id in delta.token_ids]

@@ -169,5 +169,5 @@ class ForkClient:
 
 
 def _become_reaper(is_one: bool) -> None:
-    """What a fork server forks is orphaned at once, and becomes the nearest reaper's."""
+    """Set whether this process adopts orphans, as children of a fork server at once are."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0)

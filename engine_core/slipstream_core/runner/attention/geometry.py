@@ -90,7 +90,7 @@ def read_geometry(
 def read_attending_layers(
     model: Callable[..., object], vocab_size: int, device: torch.device = _META
 ) -> dict[int, LayerGeometry]:
-    """As `read_geometry`, of a model in which some layers may not attend; by their numbers."""
+    """Return the geometry of the layers that attend, by number; the others may carry states."""
     recorder = GeometryRecorder()
     ids = torch.zeros(1, min(8, vocab_size), dtype=torch.int64, device=device)
     keep = torch.zeros(2, dtype=torch.int64, device=device)

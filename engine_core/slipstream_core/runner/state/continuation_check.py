@@ -55,7 +55,7 @@ def check_continuation(name: str, mixers: Sequence[Mixer]) -> None:
 
 
 def _fault_of_chunks(mixer: Mixer) -> str | None:
-    """What speaks against computing chunks that continue a row, of a mixer in float32."""
+    """Return why a float32 mixer cannot continue a row with a chunk; None if it can."""
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(1, _NUM_TOKENS, mixer.width, generator=generator)
     inputs = inputs.to(next(mixer.module.parameters(), inputs).device)

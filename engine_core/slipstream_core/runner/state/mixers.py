@@ -106,7 +106,7 @@ class MixingContext:
         value: torch.Tensor,
         params: AttentionParams,
     ) -> torch.Tensor:
-        """As AttentionContext.attend."""
+        """Attend as `AttentionContext.attend` does."""
         return self.attention.attend(layer, query, key, value, params)
 
 
