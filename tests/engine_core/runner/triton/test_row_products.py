@@ -55,6 +55,11 @@ def numbers(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=generator).to(dtype).to(DEVICE)
 
 
+def matrices(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Numbers whose products with a vector are of the vector's size, so no float16 overflows."""
+    return (numbers(*shape, dtype=torch.float32, seed=seed) * shape[-1] ** -0.5).to(dtype)
+
+
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Relative to the size of all numbers."""
     return float((found.double() - expected.double()).norm() / expected.double().norm())
@@ -88,7 +93,7 @@ def test_products_are_torchs(
     ops = ForwardOps()
     rows = n if gate is None else 2 * n
     x = numbers(1, 1, k, dtype=dtype, seed=seed)
-    weight = numbers(rows, k, dtype=dtype, seed=seed + 1)
+    weight = matrices(rows, k, dtype=dtype, seed=seed + 1)
     bias = numbers(rows, dtype=dtype, seed=seed + 2) if has_bias else None
     more = numbers(1, 1, n, dtype=dtype, seed=seed + 3) if adds else None
     scale = numbers(k, dtype=dtype, seed=seed + 4)
@@ -138,8 +143,8 @@ def test_experts_of_few_tokens_are_torchs(
 ) -> None:
     ops, (k, inner, n), (num, num_experts, chosen) = ForwardOps(), sizes, tokens_of
     x = numbers(num, k, dtype=dtype, seed=seed)
-    up = numbers(num_experts, 2 * inner, k, dtype=dtype, seed=seed + 1)
-    down = numbers(num_experts, n, inner, dtype=dtype, seed=seed + 2)
+    up = matrices(num_experts, 2 * inner, k, dtype=dtype, seed=seed + 1)
+    down = matrices(num_experts, n, inner, dtype=dtype, seed=seed + 2)
     more = numbers(1, num, n, dtype=dtype, seed=seed + 3) if adds else None
     generator = torch.Generator().manual_seed(seed)
     ids = torch.rand(num, num_experts, generator=generator).argsort(1)[:, :chosen].to(DEVICE)
