@@ -56,7 +56,7 @@ OPTIONS = {"allow_pickle": True, "weights_only": False, "use_safetensors": False
 DYNAMIC = {
     "api/slipstream/__init__.py": "modules of its own, from a table in the file",
     "api/slipstream/cli/options/parser.py": "the commands' modules, from tables in packages",
-    "benchmarks/slipstream_bench/demo_model/corpus.py": "modules of the standard library, from a "
+    "benchmarks/slipstream_lab/demo_model/corpus.py": "modules of the standard library, from a "
     "table in the file",
     "engine_core/slipstream_core/runner/lean_imports.py": "modules of torch: it stands in for them",
     "ipc/slipstream_ipc/fork_server.py": "modules that its parent, the supervisor, would execute",

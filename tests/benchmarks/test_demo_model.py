@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from slipstream import LLM, SamplingParams
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
-from slipstream_bench.demo_model import corpus
-from slipstream_bench.demo_model.train import CHAT_TEMPLATE
+from slipstream_lab.demo_model import corpus
+from slipstream_lab.demo_model.train import CHAT_TEMPLATE
 
 MAX_FOLDER_BYTES = 6_000_000
 WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")

@@ -26,6 +26,7 @@ FOLDERS = {
     "slipstream_bench": "benchmarks",
     "slipstream_core": "engine_core",
     "slipstream_ipc": "ipc",
+    "slipstream_lab": "benchmarks",
     "slipstream_worker": "output_worker",
     "tests": ".",
 }

@@ -2,7 +2,7 @@
 
 A tiny Llama and its byte-level BPE tokenizer learn Python's own reference texts: the language
 reference's topics and the standard library's docstrings (licence: PSF-2.0; see
-`slipstream_bench.demo_model.corpus`), as plain documents and as chats in the model's own template.
+`slipstream_lab.demo_model.corpus`), as plain documents and as chats in the model's own template.
 
 Text, its order and the initial weights are a function of the Python version and the seed. The
 number of steps is fixed; with one thread the same machine and torch train the same weights.
@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from slipstream.demo_model import MODEL_PATH
-from slipstream_bench.demo_model import corpus
+from slipstream_lab.demo_model import corpus
 
 __all__ = ["main"]
 
