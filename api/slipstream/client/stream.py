@@ -20,6 +20,7 @@ from slipstream.outputs import (
     message_of,
     metrics_of,
 )
+from slipstream.packed_prompts import prompt_text_of
 from slipstream.prompt_logprobs import PromptTokenLogprobs, prompt_logprobs_of
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import (
@@ -280,7 +281,7 @@ class BaseStream:
             whole,
             state.prompt_ids or b"",
             _prompt=state.prompt_logprobs,
-            prompt=request.text if isinstance(request, Submit) else None,
+            prompt=prompt_text_of(request) if isinstance(request, Submit) else None,
             metrics=metrics_of(whole, state.submitted_at, zero) if is_whole else None,
             changed_turns=state.changed_turns,
             left_out=state.left_out,

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.packed_prompts import messages_of, prompt_text_of
 from slipstream_ipc.messages import ChatMessage, Submit, TemplateOptions
 
 Int64s = npt.NDArray[np.int64]
@@ -60,10 +61,10 @@ def prompt_key(submit: Submit, model: str, prompt_cache_key: str = "") -> Prompt
     prompt_cache_key: the user's own name for what shares a prompt; empty for none.
     """
     salt = submit.cache_salt
-    if submit.messages:
-        return chat_key(submit.messages, model, submit.template, salt, prompt_cache_key)
-    if submit.text is not None:
-        body = submit.text.encode("utf-8", "surrogatepass")
+    if messages := messages_of(submit):
+        return chat_key(messages, model, submit.template, salt, prompt_cache_key)
+    if (text := prompt_text_of(submit)) is not None:
+        body = text.encode("utf-8", "surrogatepass")
         return text_key(body, model, salt, prompt_cache_key)
     return text_key(submit.token_ids, model, salt, prompt_cache_key)
 

@@ -40,6 +40,8 @@ Prompt = (
     str | Sequence[int] | npt.NDArray[np.integer[Any]] | Conversation | TextPrompt | TokensPrompt
 )
 
+_encode = msgspec.msgpack.Encoder().encode
+_decode_chat = msgspec.msgpack.Decoder(tuple[ChatMessage, ...]).decode
 _KINDS = (
     "a string, a sequence of token ids, a list of chat messages with role and content, "
     '{"prompt": TEXT} or {"prompt_token_ids": IDS}'
@@ -88,14 +90,12 @@ def _chat(given: Any) -> tuple[ChatMessage, ...] | None:
     """All messages, checked at once, which takes less time than one by one; None if they are not
     all ChatMessages, or one of them is invalid.
     """
-    if not all(isinstance(each, ChatMessage) for each in given):
+    if not {type(each) for each in given} <= {ChatMessage}:
         return None
     try:
-        messages = msgspec.convert(msgspec.to_builtins(given), tuple[ChatMessage, ...])
-        msgspec.msgpack.encode(messages)
-    except (msgspec.ValidationError, UnicodeEncodeError):
+        return _decode_chat(_encode(given))  # a Struct's constructor checks no types
+    except (msgspec.ValidationError, UnicodeEncodeError, OverflowError):
         return None
-    return messages
 
 
 def _message(index: int, given: object) -> ChatMessage:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from slipstream.errors import bad_request
+from slipstream.packed_prompts import PACKED_BYTES, packed
 from slipstream.request.prompts import Prompt, checked_prompt, checked_utf8
 from slipstream.request.trace_context import trace_context_of
 from slipstream_ipc.columns import u32
@@ -202,6 +203,8 @@ def new_submits(
             answer=answer if messages and answers[0].detokenize else None,
         )
         num_plain_bytes = _num_bytes(plain) + _OTHER_BYTES * (len(answers) - 1)
+        if num_plain_bytes > PACKED_BYTES:
+            plain = packed(plain)
         submits: list[Submit] = []
         shared = None  # the previous answer's params, without their seed
         for params, stream_id in zip(answers, stream_ids, strict=True):

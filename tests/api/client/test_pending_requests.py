@@ -22,6 +22,7 @@ from slipstream_ipc.history.token_log import history_checksum, history_digest
 from slipstream_ipc.messages import (
     Abort,
     Accepted,
+    ChatMessage,
     ClientToWorker,
     Fault,
     Frame,
@@ -31,7 +32,7 @@ from slipstream_ipc.messages import (
     Submit,
     UnknownStreams,
 )
-from slipstream_ipc.transport.codec import client_codec
+from slipstream_ipc.transport.codec import client_codec, front_codec
 from slipstream_worker.streams.registration import Submission, answers_of
 
 
@@ -158,6 +159,30 @@ def test_what_the_server_has_lost_is_asked_for_again_with_what_is_here() -> None
         assert (again.was_accepted, again.output_ids) == (True, pack_u32([5, 6, 7]))
         assert again.num_chars == 2
     assert not state.is_over
+
+
+def test_a_long_chat_is_asked_for_again_as_it_was() -> None:
+    turns = [ChatMessage("user", f"turn {number}") for number in range(5000)]
+    table = ClientStreamTable()
+    requests = attached(table)
+    state = StreamState(new_submit(turns, SamplingParams()), wants_whole=False)
+    table.add(state)
+    requests.add(state)
+    first = Hop()
+    requests.flush(first.send)
+    table.accept(Accepted(state.handle, pack_u32([1, 2])))
+    table.deliver(deltas(Entry(state.handle, "ab", ids=[5, 6])))
+    requests.refill()
+    requests.flush(Hop().send)
+    for lost in table.lose(UnknownStreams((state.handle,))):
+        requests.add(lost)
+    again = Hop()
+    requests.flush(again.send)
+    for [sent], num in ((first.sent, 0), (again.sent, 2)):
+        read = front_codec().decode(client_codec().encode(Frame(1, 1, 0, sent))).body
+        assert isinstance(read, Submit)
+        assert read.messages == tuple(turns)
+        assert (read.num_chars, len(read.output_ids)) == (num, 4 * num)
 
 
 def test_what_is_too_large_to_be_asked_for_again_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

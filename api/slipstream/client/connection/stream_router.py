@@ -131,8 +131,8 @@ class StreamRouter:
 
     def _prompt_len(self, state: StreamState, route: _Route) -> int:
         """Tokens that the stream's next replica has to have in its cache."""
-        prompt_ids = state.prompt_ids
-        num_prompt = route.key.prompt_len if prompt_ids is None else len(prompt_ids) // 4
+        is_known = state.prompt_ids is not None
+        num_prompt = state.prompt_len if is_known else route.key.prompt_len
         return num_prompt + (self.read(state).num_tokens if state.handle >= 0 else 0)
 
     # ---- streams that begin ------------------------------------------------------------------

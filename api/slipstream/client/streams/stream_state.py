@@ -39,6 +39,8 @@ class StreamState:
     push: Callable[[Delta], None] = field(init=False)
     wakeup: Wakeup[StreamState] | None = None  # set while the reader waits
     prompt_ids: bytes | None = None  # u32; None until the stream is accepted
+    prompt_len: int = 0  # tokens; set with `prompt_ids`
+    keeps_prompt_ids: bool = True  # else they are empty once it is accepted
     changed_turns: TurnChanges = ()  # of the prompt; set with `prompt_ids`
     left_out: tuple[str, ...] = ()  # keywords of its schemas that are not enforced
     was_accepted: bool = False  # for an earlier reader, whose place this one takes

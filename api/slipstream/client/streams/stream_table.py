@@ -215,8 +215,8 @@ class ClientStreamTable:
         """The server has accepted the stream."""
         state = self._streams.get(message.handle)
         if state is not None:
-            u32(message.prompt_ids, "prompt_ids")
-            state.prompt_ids = message.prompt_ids
+            state.prompt_len = len(u32(message.prompt_ids, "prompt_ids"))
+            state.prompt_ids = message.prompt_ids if state.keeps_prompt_ids else b""
             state.changed_turns = message.changed_turns
             state.left_out = message.left_out
             if state.awaits_acceptance:
@@ -234,7 +234,7 @@ class ClientStreamTable:
             raise ProtocolError("a prompt's log-probabilities before the prompt")
         if state.prompt_logprobs is None:
             state.prompt_logprobs = PromptPieces()
-        num_tokens = len(state.prompt_ids) // 4 - 1
+        num_tokens = state.prompt_len - 1
         return state.prompt_logprobs.add_piece(message.start, message.logprobs, num_tokens)
 
     def reject(self, message: Rejected) -> Abort | None:

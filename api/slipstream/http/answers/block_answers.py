@@ -165,7 +165,7 @@ class StreamedBlocks:
     def _begin(self) -> list[NumberedEvent]:
         if self._writer.has_begun:
             return []
-        num_prompt = len(self._state.prompt_ids or b"") // 4
+        num_prompt = self._state.prompt_len
         return self._writer.begin(Usage(num_prompt, 0, num_prompt))
 
     def _send(self, events: Sequence[NumberedEvent]) -> None:

@@ -308,7 +308,7 @@ class LiveAnswer:
         """The tokens of each prompt, of which one of its choices may tell."""
         states, num_answers = self.plan.states, self.plan.id.num_answers
         return [
-            max(len(state.prompt_ids or b"") // 4 for state in states[at : at + num_answers])
+            max(state.prompt_len for state in states[at : at + num_answers])
             for at in range(0, len(states), num_answers)
         ]
 
@@ -316,7 +316,7 @@ class LiveAnswer:
         """The usage of a choice after `num_tokens`; None unless chunks contain it."""
         if not self.plan.with_usage_so_far:
             return None
-        return self._usage(len(self.plan.states[index].prompt_ids or b"") // 4, num_tokens)
+        return self._usage(self.plan.states[index].prompt_len, num_tokens)
 
     def _usage(self, num_prompt: int, num_output: int) -> Usage:
         if self.plan.echo is not None and self.plan.echo.is_prompt_only:

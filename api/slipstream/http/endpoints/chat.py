@@ -27,7 +27,11 @@ from slipstream.http.endpoints.planner import (
 )
 from slipstream.http.openai.allowed_tools import name_of, tools_of_names
 from slipstream.http.openai.answer_parts import ASSISTANT, delta_of_kind
-from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
+from slipstream.http.openai.body_decoder import (
+    BodyDecoder,
+    refuse_unsupported,
+    refuse_unsupported_in,
+)
 from slipstream.http.openai.chat_tools import (
     functions_of,
     name_unenforced_formats,
@@ -69,8 +73,7 @@ def read_chat(content: bytes, ignored: IgnoredFields | None = None) -> ChatReque
     if len(body.messages) > MAX_CHAT_TURNS:
         what = f"messages: got {len(body.messages)} messages, allowed: at most {MAX_CHAT_TURNS}"
         raise bad_field("messages", what)
-    for index, message in enumerate(body.messages):
-        refuse_unsupported(message, f"messages[{index}].")
+    refuse_unsupported_in(body.messages, "messages")
     name_unenforced_formats(body, ignored)
     return body
 
@@ -131,7 +134,9 @@ def _plan(
         params = replace_field(params, structured_outputs=None)  # of content, and there is none
     template = template_options(body)
     check_num_logprobs(params, "top_logprobs", params.n, 0, model)
-    check_num_prompt_logprobs(body.prompt_logprobs, _most_tokens(messages, template, model), model)
+    if body.prompt_logprobs is not None:
+        most_tokens = _most_tokens(messages, template, model)
+        check_num_prompt_logprobs(body.prompt_logprobs, most_tokens, model)
     return plan_answer(
         kind,
         shape,

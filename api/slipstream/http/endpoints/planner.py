@@ -97,7 +97,12 @@ def plan_answer(
                 raise of_prompt(error, prompt_name(number)) from None
             raise
         states += [
-            StreamState(submit, wants_whole=not body.stream, prompt_cache_key=cache_key)
+            StreamState(
+                submit,
+                wants_whole=not body.stream,
+                prompt_cache_key=cache_key,
+                keeps_prompt_ids=shape.has_ids or echo is not None,
+            )
             for submit in submits
         ]
     return AnswerPlan(

@@ -317,7 +317,11 @@ class ResponseEndpoints:
             id=AnswerId(KIND, bytes.fromhex(stream_id)),
             model=response.model,
             created=response.created_at,
-            states=[StreamState(new_resume(stream_id, 0, 0, 0), wants_whole=False)],
+            states=[
+                StreamState(
+                    new_resume(stream_id, 0, 0, 0), wants_whole=False, keeps_prompt_ids=False
+                )
+            ],
             shape=self._shape(kept),
             is_stream=True,
             with_usage=False,

@@ -151,7 +151,12 @@ def _plan(
         model=model.name,
         created=event_id.created,
         states=[
-            StreamState(_resume(each, cursor), wants_whole=False, resubmittable=submit)
+            StreamState(
+                _resume(each, cursor),
+                wants_whole=False,
+                resubmittable=submit,
+                keeps_prompt_ids=_SHAPES[event_id.answer.kind].has_ids,
+            )
             for each, cursor, submit in zip(
                 ids, event_id.cursors, submits or repeat(None), strict=False
             )

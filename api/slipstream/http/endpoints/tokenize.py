@@ -25,7 +25,11 @@ from slipstream.http.endpoints.served_model import (
     served_models,
 )
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
+from slipstream.http.openai.body_decoder import (
+    BodyDecoder,
+    refuse_unsupported,
+    refuse_unsupported_in,
+)
 from slipstream.http.openai.chat_turns import chat_messages
 from slipstream.http.openai.request_bodies import DetokenizeRequest, TokenizeRequest
 from slipstream.http.openai.response_bodies import Text, Tokens
@@ -137,8 +141,7 @@ def _tokenize_query(body: TokenizeRequest) -> Tokenize:
         return new_tokenize(
             body.prompt, add_special_tokens=body.add_special_tokens, with_strings=with_strings
         )
-    for index, message in enumerate(body.messages):
-        refuse_unsupported(message, f"messages[{index}].")
+    refuse_unsupported_in(body.messages, "messages")
     return new_tokenize(
         chat_messages(body.messages),
         template_options(body),

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -180,11 +181,23 @@ def refuse_unsupported(
             raise bad_field(where + name, wrong)
 
 
+def refuse_unsupported_in(parts: Sequence[msgspec.Struct], where: str) -> None:
+    """`refuse_unsupported` for each element of a list, which is named `where` in messages. All
+    elements are of one type: a chat has thousands of messages.
+    """
+    names = [name for name, _ in _unsupported_fields(type(parts[0]))] if parts else []
+    if not names:
+        return
+    given = attrgetter(*names, names[0])  # of two names or more it returns a tuple
+    nothing = (None,) * (len(names) + 1)
+    for index, part in enumerate(parts):
+        if given(part) != nothing:
+            refuse_unsupported(part, f"{where}[{index}].")
+
+
 @functools.cache
 def _unsupported_fields(body: type[msgspec.Struct]) -> tuple[tuple[str, tuple[Any, ...]], ...]:
-    """The fields that are not supported yet, each with the values that change nothing. Looked up
-    once for each type: a chat has thousands of messages.
-    """
+    """The fields that are not supported yet, each with the values that change nothing."""
     return tuple(
         (name, (*NEUTRAL_VALUES[name], *OWN_NEUTRAL_VALUES.get((body, name), ())))
         for name in body.__struct_fields__

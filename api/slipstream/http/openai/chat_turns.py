@@ -71,6 +71,9 @@ def _is_thinking(body: ChatRequest) -> bool | None:
 
 def _chat_message(index: int, message: Message) -> ChatMessage:
     content, reasoning = message.content, message.reasoning_content or message.reasoning
+    if isinstance(content, str) and not message.tool_calls:
+        call_id = message.tool_call_id
+        return ChatMessage(message.role, content, message.name, None, call_id, reasoning or None)
     if content is None:
         content = message.refusal
     elif not isinstance(content, str):

@@ -229,7 +229,7 @@ def test_stop_reasons(
 def test_usage_has_cached_tokens_apart() -> None:
     for is_stream in (True, False):
         asked = AskedMessage(new_plan(stream=is_stream))
-        asked.plan.states[0].prompt_ids = bytes(4 * 10)
+        asked.plan.states[0].prompt_len = 10
         end = End("stop", 1, num_cached_tokens=8)
         asked.table.say(Entry(asked.handle, "x", ids=[1], end=end))
         expected = {

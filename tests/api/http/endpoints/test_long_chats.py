@@ -12,7 +12,7 @@ from slipstream.http.api_errors import ApiError
 from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream_ipc.messages import MAX_CHAT_TURNS
 
-MOST_CALLS = 10  # of functions, for a message
+MOST_CALLS = 4  # of functions, for a message
 
 
 def begin(num: int, last: object) -> None:
