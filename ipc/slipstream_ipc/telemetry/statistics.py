@@ -4,7 +4,8 @@ The counters of a process are added to those of its predecessors in the same pla
 
 - A gauge is a current value; a counter counts since its process began to serve and never falls. All
   counters of a process are in one Struct, whose fields can be added.
-- Fields are appended with defaults. A process' numbers fit into a line of PIPE_BUF bytes.
+- Fields are appended with defaults. A process' numbers fit into a line of PIPE_BUF bytes, for which
+  the counts of histograms are packed (`packed_histograms`) where they are long.
 - Times are in seconds. Every histogram has the same bounds; a brief one has few buckets or one, as
   the line has no room for more.
 - Every sum can be decoded again: sums saturate at the bounds of their types, and numbers of
@@ -17,7 +18,7 @@ from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from slipstream_ipc.telemetry.spans import Spans
 
@@ -31,6 +32,8 @@ BOUNDS_S = (
 # fmt: on
 BOUNDS_TOKENS = (10, 100, 1_000, 10_000, 100_000)
 """Upper bounds of a brief histogram of tokens; one of durations has one bucket for all."""
+BOUNDS_ANSWERS = (1, 2, 5, 10, 20)
+"""Those of a brief histogram of a request's answers, as vLLM has them."""
 
 _MAX_PLACES = 1024
 _MAX_KINDS = 1024  # keys of a tally, such as paths with status codes
@@ -49,15 +52,20 @@ Counters = TypeVar("Counters", bound=Struct)
 class Histogram(Struct, array_like=True, frozen=True):
     """A histogram of durations in seconds.
 
-    counts: by bucket of BOUNDS_S, not cumulative; empty if there are no values.
+    counts: by bucket of BOUNDS_S, not cumulative; empty if there are no values. packed: the counts
+    as little-endian numbers of equal width, instead; only on its way, empty in every object.
     """
 
     counts: Annotated[tuple[Count, ...], Meta(max_length=len(BOUNDS_S) + 1)] = ()
     sum: Seconds = 0.0
+    packed: Annotated[bytes, Meta(max_length=8 * (len(BOUNDS_S) + 1))] = b""
 
     def __post_init__(self) -> None:
         """Raises: ValueError, which msgspec's decoders turn into a ValidationError."""
-        if len(self.counts) not in (0, len(BOUNDS_S) + 1):
+        if self.packed and not self.counts:
+            force_setattr(self, "counts", _unpacked(self.packed))
+            force_setattr(self, "packed", b"")
+        if self.packed or len(self.counts) not in (0, len(BOUNDS_S) + 1):
             raise ValueError(f"a histogram of {len(self.counts)} buckets")
 
     @property
@@ -66,8 +74,46 @@ class Histogram(Struct, array_like=True, frozen=True):
         return sum(self.counts)
 
 
+class _PackedHistogram(Struct, array_like=True):
+    """A `Histogram` on its way."""
+
+    counts: tuple[()]
+    sum: float
+    packed: bytes
+
+
+def packed_histograms(counters: Counters) -> Counters:
+    """Counters to be encoded alone: those of their histograms take little more than half of their
+    bytes.
+    """
+    found: dict[str, Any] = {}
+    for name in counters.__struct_fields__:
+        histogram = getattr(counters, name)
+        if isinstance(histogram, Histogram) and histogram.counts:
+            found[name] = _PackedHistogram((), histogram.sum, _packed(histogram.counts))
+    return replace(counters, **found)
+
+
+def _packed(counts: tuple[int, ...]) -> bytes:
+    width = max(1, (max(counts).bit_length() + 7) // 8)
+    return b"".join([count.to_bytes(width, "little") for count in counts])
+
+
+def _unpacked(packed: bytes) -> tuple[int, ...]:
+    """Raises: ValueError."""
+    width, rest = divmod(len(packed), len(BOUNDS_S) + 1)
+    if rest:
+        raise ValueError(f"a histogram of {len(packed)} packed bytes")
+    places = range(0, len(packed), width)
+    counts = tuple([int.from_bytes(packed[at : at + width], "little") for at in places])
+    if max(counts) > _MAX_COUNT:
+        raise ValueError(f"a histogram with a count of {max(counts)}")
+    return counts
+
+
 class BriefHistogram(Struct, array_like=True, frozen=True):
-    """The number of values and their sum; of numbers of tokens, by bucket of BOUNDS_TOKENS too.
+    """The number of values and their sum; of numbers of tokens, by bucket of BOUNDS_TOKENS too, and
+    of answers, by bucket of BOUNDS_ANSWERS.
 
     counts: one, or by bucket, not cumulative; empty if there are no values.
     """
@@ -146,7 +192,7 @@ class WorkerCounters(Struct, frozen=True, omit_defaults=True):
     stream; tpot_s: of a stream, from its first delta to its end, per token after the first delta;
     e2e_s: from a request's arrival until its end is sent.
     decode_s: from a stream's first delta to its end. prompt_tokens, generation_tokens, max_tokens:
-    of an ended stream.
+    of an ended stream. num_answers: that a submitted request asks for.
     num_exported_spans: spans of traced requests that a collector has taken; num_lost_spans: those
     that none will get.
     """
@@ -169,6 +215,7 @@ class WorkerCounters(Struct, frozen=True, omit_defaults=True):
     prompt_tokens: BriefHistogram = NOTHING_BRIEF
     generation_tokens: BriefHistogram = NOTHING_BRIEF
     max_tokens: BriefHistogram = NOTHING_BRIEF
+    num_answers: BriefHistogram = NOTHING_BRIEF
 
 
 class FrontGauges(Struct, frozen=True, omit_defaults=True):

@@ -15,6 +15,7 @@ from array import array
 
 from slipstream_ipc.telemetry.histogram import BriefHistogramBuilder, HistogramBuilder, bounds
 from slipstream_ipc.telemetry.statistics import (
+    BOUNDS_ANSWERS,
     BOUNDS_TOKENS,
     WorkerCounters,
     WorkerGauges,
@@ -46,11 +47,16 @@ class RequestCounters:
         self._prompt_tokens = BriefHistogramBuilder(BOUNDS_TOKENS)
         self._generation_tokens = BriefHistogramBuilder(BOUNDS_TOKENS)
         self._max_tokens = BriefHistogramBuilder()
+        self._num_answers = BriefHistogramBuilder(BOUNDS_ANSWERS)
 
     def accepted(self, num_prompt_tokens: int) -> None:
         """The core has accepted a request."""
         self.num_accepted += 1
         self.num_prompt_tokens += num_prompt_tokens
+
+    def submitted(self, num_answers: int) -> None:
+        """A new request for so many answers has been taken in."""
+        self._num_answers.add(num_answers)
 
     def rejected(self, code: str) -> None:
         """A request was rejected."""
@@ -145,5 +151,6 @@ class RequestCounters:
                 prompt_tokens=self._prompt_tokens.histogram(),
                 generation_tokens=self._generation_tokens.histogram(),
                 max_tokens=self._max_tokens.histogram(),
+                num_answers=self._num_answers.histogram(),
             ),
         )

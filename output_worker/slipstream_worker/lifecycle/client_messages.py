@@ -222,6 +222,7 @@ class ClientMessages:
         if submit.tenant and not self._share_prefix_cache:
             submit = salted(submit)
         submission = _read(submit)
+        is_new = not submit.was_accepted and self._streams.get(submit.stream_id) is None
         for answer in answers_of(submit):
             known = self._streams.get(answer.stream_id)
             if isinstance(submission, Fault):
@@ -238,6 +239,8 @@ class ClientMessages:
                     lifecycle.fail(taken_in, why)
                 else:
                     self._reject(session, answer, Fault("engine", why))
+        if is_new and self._streams.get(submit.stream_id) is not None:
+            lifecycle.submitted(1 + len(submit.others))
 
     def _submit(
         self, session: Session[Receipt], submit: Submit, submission: Submission, card: ModelCard

@@ -144,6 +144,10 @@ class StreamLifecycle:
                 self._counters.accepted(len(stream.registration.prompt_ids) // 4)
             self._readers.accept(stream)
 
+    def submitted(self, num_answers: int) -> None:
+        """A new request for so many answers has been taken in."""
+        self._counters.submitted(num_answers)
+
     def readmission(self, stream: WorkerStream) -> Admit:
         """The registration with which a core that has lost a stream can continue it."""
         assert stream.registration is not None

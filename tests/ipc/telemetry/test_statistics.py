@@ -30,6 +30,7 @@ from slipstream_ipc.telemetry.statistics import (
     WorkerGauges,
     WorkerNumbers,
     added,
+    packed_histograms,
     without_gauges,
 )
 from slipstream_ipc.telemetry.timeline import RecentSpans
@@ -102,6 +103,10 @@ def test_histograms_of_which_one_is_empty_add_up():
         assert found.counters == full
 
 
+_LONG = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
+_WITH_BUCKETS = ("prompt_tokens", "generation_tokens", "num_answers")
+
+
 def huge(kind: type, number: int) -> object:
     """Counters, each of which is that large."""
     histogram = Histogram((number,) * (len(BOUNDS_S) + 1), float(number) / 7)
@@ -110,7 +115,7 @@ def huge(kind: type, number: int) -> object:
         if field.default is NOTHING:
             values[field.name] = histogram
         elif field.default is NOTHING_BRIEF:
-            num = 6 if field.name in ("prompt_tokens", "generation_tokens") else 1
+            num = 6 if field.name in _WITH_BUCKETS else 1
             values[field.name] = BriefHistogram((number,) * num, float(number) / 7)
         elif field.default_factory is dict:
             values[field.name] = dict.fromkeys(("stop", "length", "abort", "error"), number)
@@ -164,6 +169,42 @@ def test_the_latest_spans_of_a_core_make_room_for_its_ranks():
     numbers = CoreNumbers(counters=huge(CoreCounters, 10**12), recent=full(has_nums=True))
     told = status_line(numbers, 63).numbers
     assert told == msgspec.structs.replace(numbers, recent=Spans())
+
+
+COUNTS = st.lists(st.integers(0, 2**63 - 1), min_size=len(BOUNDS_S) + 1, max_size=len(BOUNDS_S) + 1)
+
+
+@given(COUNTS, st.floats(0, 1e12))
+def test_packed_histograms_are_the_same_behind_the_wire(counts: list[int], total: float) -> None:
+    counters = CoreCounters(num_steps=7, step_s=Histogram(tuple(counts), total))
+    line = msgspec.json.encode(packed_histograms(counters))
+    found = msgspec.json.decode(line, type=CoreCounters)
+    assert found == counters
+    assert found.step_s.packed == b""
+    assert msgspec.json.decode(msgspec.json.encode(found), type=CoreCounters) == counters
+
+
+def test_packed_histograms_take_little_more_than_half_of_their_bytes() -> None:
+    counters = huge(WorkerCounters, 10**12)
+    assert isinstance(counters, WorkerCounters)
+    plain = [len(msgspec.json.encode(getattr(counters, name))) for name in _LONG]
+    packed = packed_histograms(counters)
+    small = [len(msgspec.json.encode(getattr(packed, name))) for name in _LONG]
+    assert all(20 * one <= 11 * other for one, other in zip(small, plain, strict=True))
+
+
+@pytest.mark.parametrize(
+    "histogram",
+    [
+        [[], 1.0, "AAAA"],  # three bytes
+        [[], 1.0, "/" * 298 + "8="],  # counts beyond 63 bits
+        [[1], 1.0, ""],
+        [[1] * (len(BOUNDS_S) + 1), 1.0, "AAAA"],  # both
+    ],
+)
+def test_a_malformed_histogram_is_refused(histogram: list[object]) -> None:
+    with pytest.raises(msgspec.ValidationError, match="histogram"):
+        msgspec.json.decode(msgspec.json.encode(histogram), type=Histogram)
 
 
 def test_numbers_that_do_not_fit_stay_away_and_the_beat_is_told():

@@ -28,6 +28,7 @@ from slipstream.fleet.replica_status import ReplicaStatus
 from slipstream.http.response_encoding import Response
 from slipstream_ipc.messages import Load
 from slipstream_ipc.telemetry.statistics import (
+    BOUNDS_ANSWERS,
     BOUNDS_S,
     BOUNDS_TOKENS,
     BriefHistogram,
@@ -46,10 +47,12 @@ _OPEN = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
 _TYPES = {False: _PLAIN, True: _OPEN}
 _BUCKET_BOUNDS = (*map(str, BOUNDS_S), "+Inf")
 _TOKEN_BOUNDS = (*[str(float(bound)) for bound in BOUNDS_TOKENS], "+Inf")
+_ANSWER_BOUNDS = (*[str(float(bound)) for bound in BOUNDS_ANSWERS], "+Inf")
 _ONE_BUCKET = ("+Inf",)
 _BOUNDS_OF = {
     **dict.fromkeys(("prefill_s", "inference_s", "decode_s", "max_tokens"), _ONE_BUCKET),
     **dict.fromkeys(("prompt_tokens", "generation_tokens"), _TOKEN_BOUNDS),
+    "num_answers": _ANSWER_BOUNDS,
 }
 
 
@@ -272,6 +275,7 @@ def _worker_metrics() -> Iterator[_Family]:
             "Tokens that an ended stream was allowed to have.",
             "max_tokens",
         ),
+        ("request_params_n", "Answers that a request asks for.", "num_answers"),
     ):
         yield _histogram(name, help_, WorkerNumbers, field)
 

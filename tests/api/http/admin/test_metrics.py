@@ -117,6 +117,20 @@ def complete(stack: Stack, **fields: Any) -> Any:
 
 
 @pytest.mark.process
+def test_a_request_for_several_answers_counts_once(stack: Stack) -> None:
+    before = quiet(stack)
+    for n in (1, 3, 7):
+        complete(stack, n=n, temperature=1.0)
+    after = quiet(stack)
+    for name, expected in (("count", 3), ("sum", 11)):
+        full = f"request_params_n_{name}"
+        assert value(after, full) - value(before, full) == expected
+    for bound, expected in (("1.0", 1), ("5.0", 2), ("10.0", 3)):
+        samples = [value(each, "request_params_n_bucket", le=bound) for each in (before, after)]
+        assert samples[1] - samples[0] == expected
+
+
+@pytest.mark.process
 def test_counts_are_what_was_sent(stack: Stack) -> None:
     """Answers are long enough to come in several deltas on a busy machine, as times need."""
     before = quiet(stack)
@@ -508,6 +522,7 @@ VLLMS_PANELS = (
     "request_inference_time_seconds_sum",
     "request_max_num_generation_tokens_sum",
     "request_params_max_tokens_sum",
+    "request_params_n_bucket",
     "iteration_tokens_total_sum",
     "cache_config_info",
 )
@@ -531,7 +546,9 @@ def test_what_vllms_dashboards_ask_for_is_there_under_its_prefix() -> None:
     )
     worker = WorkerNumbers(
         counters=WorkerCounters(
-            finished={"stop": 1}, prompt_tokens=BriefHistogram((0, 1, 0, 0, 0, 1), 200_011.0)
+            finished={"stop": 1},
+            prompt_tokens=BriefHistogram((0, 1, 0, 0, 0, 1), 200_011.0),
+            num_answers=BriefHistogram((3, 0, 1, 0, 0, 0), 7.0),
         )
     )
     processes = {
@@ -551,3 +568,6 @@ def test_what_vllms_dashboards_ask_for_is_there_under_its_prefix() -> None:
     of_worker = 'model_name="m",process="worker"'
     assert f'vllm:request_prompt_tokens_bucket{{le="100.0",{of_worker}}} 1.0' in text
     assert f'vllm:request_prompt_tokens_bucket{{le="+Inf",{of_worker}}} 2.0' in text
+    assert f'vllm:request_params_n_bucket{{le="1.0",{of_worker}}} 3.0' in text
+    assert f'vllm:request_params_n_bucket{{le="5.0",{of_worker}}} 4.0' in text
+    assert f"vllm:request_params_n_sum{{{of_worker}}} 7.0" in text
