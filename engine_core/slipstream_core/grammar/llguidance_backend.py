@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from slipstream_core.grammar.embedded_schemas import with_schemas
 from slipstream_core.grammar.enforceable_schema import enforceable
+from slipstream_core.grammar.grammar_syntax import is_gbnf, lark_of
 from slipstream_ipc.errors import brief
 from slipstream_ipc.messages import FRAMED, StructuredOutputs
 from slipstream_ipc.validation.structured_output import kind_of
@@ -187,9 +188,11 @@ class Vocabulary:
                 text = lib.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
             case _:
                 grammar, left_out = with_schemas(outputs.grammar or "", self._why_not)
+                if not is_gbnf(grammar):
+                    return GrammarText(lib.LLMatcher.grammar_from_lark(lark_of(grammar)), left_out)
                 try:
-                    text = lib.grammar_from("grammar", grammar)
-                except Exception as error:  # its GBNF converter raises any exception
+                    text = lib.grammar_from("gbnf", grammar)
+                except Exception as error:  # its converter raises any exception
                     raise GrammarError(str(error)) from error
         return GrammarText(text, left_out)
 

@@ -278,6 +278,66 @@ def test_a_grammar_goes_where_no_regex_does(grammar: str, seed: int) -> None:
     assert text == "b" * depth + "a" + "c" * depth
 
 
+# the grammars of Lark's own tutorials, and of vLLM's examples
+CALCULATOR = r"""
+?start: sum
+      | NAME "=" sum    -> assign_var
+?sum: product
+    | sum "+" product   -> add
+    | sum "-" product   -> sub
+?product: atom
+    | product "*" atom  -> mul
+?atom: NUMBER           -> number
+     | "-" atom         -> neg
+     | NAME             -> var
+     | "(" sum ")"
+%import common.CNAME -> NAME
+%import common.NUMBER
+"""
+JSON_VALUES = r"""
+?start: value
+?value: object | array | string
+      | SIGNED_NUMBER      -> number
+      | "true" | "false" | "null"
+array  : "[" [value ("," value)*] "]"
+object : "{" [pair ("," pair)*] "}"
+pair   : string ":" value
+string : ESCAPED_STRING
+%import common.ESCAPED_STRING
+%import common.SIGNED_NUMBER
+"""
+SQL = """
+query: "SELECT " column " from " table
+column: "col_1" | "col_2"
+table: "table_1" | "table_2"
+"""
+WITH_PRIORITIES = """
+// start ::= is GBNF's
+!start.3: WORD ("-" KEY)?
+WORD.-1: /[a-z]{2}/
+KEY.2: "if" | "of"
+"""
+
+
+@pytest.mark.parametrize(
+    ("grammar", "texts", "others"),
+    [
+        (CALCULATOR, ["x=(1+2)*-y", "7"], ["1+", "=1"]),
+        (JSON_VALUES, ['{"a":[1,-2.5,"x"],"b":null}', "[]"], ["[1,]", "{a:1}"]),
+        (SQL, ["SELECT col_1 from table_2"], ["SELECT col_1", "col_1"]),
+        (WITH_PRIORITIES, ["if-of", "xy", "ab-if"], ["if-xy", "x"]),
+        ("// a ::= b\nroot: /[ab]+/", ["ab"], ["c"]),
+        ('root ::= x\nx ::= [ab]+ | "start: y"', ["ab", "start: y"], ["c"]),
+    ],
+    ids=["calculator", "json", "no start", "priorities", "comment", "gbnf"],
+)
+def test_grammars_as_people_write_them(grammar: str, texts: list[str], others: list[str]) -> None:
+    for text, is_whole in [*((each, True) for each in texts), *((each, False) for each in others)]:
+        matcher = VOCABULARY.compile(StructuredOutputs(grammar=grammar))
+        taken = all(matcher.consume_token(each) for each in TOKENIZER.encode(text).ids)
+        assert (taken and matcher.is_accepting()) == is_whole, text
+
+
 @pytest.mark.parametrize(
     ("outputs", "why"),
     [
