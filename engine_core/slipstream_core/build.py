@@ -130,6 +130,7 @@ def assemble_core(
         model_salt=config.served_model_name or info.name,
         logprob_budget=logprob_budget,
         has_states=info.has_states,
+        num_snapshots=info.num_snapshots,
     )
     waiting_tokens = _max_waiting_tokens(config, info.max_model_len)
     codec = core_codec()

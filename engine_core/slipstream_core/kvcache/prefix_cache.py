@@ -70,6 +70,10 @@ class PrefixCache:
         """The number of the request's blocks, from its first on, with a known digest."""
         return len(self._chains[row]) - 1
 
+    def digests(self, row: int, start: int, stop: int) -> list[bytes]:
+        """The digests of the request's blocks [start, stop), which are known."""
+        return self._chains[row][start + 1 : stop + 1]
+
     def extend(self, row: int, token_ids: UInt32s) -> None:
         """Compute the digests of further blocks of the request from their tokens, in order."""
         chain = self._chains[row]

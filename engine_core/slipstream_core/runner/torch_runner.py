@@ -107,6 +107,7 @@ class TorchRunner:
         token_buckets: Sequence[int] = (),
         copies: Copies | None = None,
         recorder: Recorder | None = None,
+        num_snapshots: int = 0,
     ) -> None:
         """Allocate the cache, compile the kernels and record decode steps.
 
@@ -115,7 +116,8 @@ class TorchRunner:
         our kernels; `attention_backend` is what attends. Without `packs`, weights stay laid out as
         loaded. `graph_sizes` are the numbers of rows whose decode steps are recorded,
         `token_buckets` the numbers of tokens of other steps, if any are. `copies` and `recorder`
-        replace a card's in tests; given `copies`, a CPU takes the same path as a card. Raises
+        replace a card's in tests; given `copies`, a CPU takes the same path as a card.
+        `num_snapshots` is how many copies of a row's recurrent states there is room for. Raises
         ModelLoadError.
         """
         if num_blocks < 2:
@@ -137,6 +139,7 @@ class TorchRunner:
             default_sampling=model.default_sampling,
             max_num_seqs=max_num_seqs,
             has_states=bool(model.states),
+            num_snapshots=num_snapshots,
         )
         if model.device.type == "cuda":
             # cuDNN plans on the host for every new shape, and decode steps keep changing shape
@@ -177,7 +180,12 @@ class TorchRunner:
         self._is_recorded = False
         self._states: StatePool | None = None
         if model.states:
-            self._states = StatePool(dict(enumerate(model.states)), max_num_seqs, model.device)
+            self._states = StatePool(
+                dict(enumerate(model.states)),
+                max_num_seqs,
+                model.device,
+                num_snapshots=num_snapshots,
+            )
         # mixers run as they are, which a recording would not show
         may_record = packs and not model.states
         self._model = self._forward_of(model) if may_record else eager(model.module)
@@ -564,14 +572,23 @@ class TorchRunner:
 
 
 def _state_step(pool: StatePool, plan: StepPlan, rows: Selector) -> StateStep:
-    """The plan's rows for mixers, in the model's order."""
+    """The plan's rows for mixers, in the model's order; loads the snapshots that it names."""
     query_lens = plan.query_lens[rows]
+    saves: dict[int, list[tuple[int, int]]] = {}
+    if (snapshots := plan.snapshots) is not None:
+        if len(snapshots.loads):
+            pool.load(torch.from_numpy(snapshots.load_slots), torch.from_numpy(snapshots.loads))
+        columns = (snapshots.save_rows, snapshots.save_lens, snapshots.saves)
+        for row, length, snapshot in zip(*(each.tolist() for each in columns), strict=True):
+            # a chunk has the same number in the model's order
+            saves.setdefault(row, []).append((length, snapshot))
     return StateStep(
         pool,
         slots=plan.slots[rows],
         query_lens=query_lens,
         starts=plan.kv_lens[rows] - query_lens,
         num_decodes=plan.num_decodes,
+        saves=saves,
     )
 
 

@@ -23,12 +23,16 @@ UInt32s = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class BlockUse:
-    """Blocks that a row of a step reads from others (`shared`), or fills for others to read."""
+    """Blocks that a row of a step reads from others (`shared`), or fills for others to read; and
+    snapshots of its state likewise.
+    """
 
     row: int
     generation: int
     shared: Int32s
     filled: Int32s
+    loaded: tuple[int, ...] = ()
+    saved: tuple[int, ...] = ()
 
 
 class Launched(Struct, frozen=True, eq=False, gc=False):
@@ -92,24 +96,30 @@ class LaunchedSteps(deque[Launched]):
             )
         )
 
-    def invalidated_by(self, failed: Launched) -> tuple[Int32s, dict[int, int]]:
+    def invalidated_by(self, failed: Launched) -> tuple[Int32s, set[int], dict[int, int]]:
         """What a failed step, answered already, invalidates in the steps behind it.
 
-        The blocks that do not hold their intended content, all different; and the rows behind it,
-        with their generations, that read one of these blocks, directly or through another row.
+        The blocks and the snapshots that do not hold their intended content, all different; and the
+        rows behind it, with their generations, that read one of these, directly or through another
+        row. A block's content may be in another one, too, so a snapshot is not found by its block.
         """
         rows = dict(zip(failed.rows.tolist(), failed.generations.tolist(), strict=True))
         behind: dict[int, int] = {}
         blocks: set[int] = set()
+        snapshots: set[int] = set()
         for record in (failed, *self):
             for use in record.uses:
                 is_invalid = use.generation in (rows.get(use.row), behind.get(use.row))
-                if not is_invalid and not blocks.isdisjoint(use.shared.tolist()):
+                reads_invalid = not (
+                    blocks.isdisjoint(use.shared.tolist()) and snapshots.isdisjoint(use.loaded)
+                )
+                if not is_invalid and reads_invalid:
                     behind[use.row] = use.generation
                     is_invalid = True
                 if is_invalid:
                     blocks.update(use.filled.tolist())
-        return np.array(sorted(blocks), np.int32), behind
+                    snapshots.update(use.saved)
+        return np.array(sorted(blocks), np.int32), snapshots, behind
 
     def rows_of(self, plan: StepPlan) -> Int64s:
         """The rows of a step in flight, [R]."""

@@ -7,12 +7,15 @@
   they are registered when the request gives its blocks back, as far as completed steps have
   computed them. So the cache costs a decode step nothing.
 - The content that a failed step was to write is dropped: `forget`.
+- Where a model carries recurrent states, a request shares the blocks in front of the last of them
+  that has a snapshot of the state behind it, which its first step loads.
 - A request that found no room is looked up again only when it might find some (`_Shortage`):
   looking up a long prompt takes milliseconds, and the next request is tried before every step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +24,11 @@ import numpy.typing as npt
 from slipstream_core.kvcache.block_pool import BlockPool
 from slipstream_core.kvcache.eviction_age import EvictionAge
 from slipstream_core.kvcache.prefix_cache import PrefixCache
+from slipstream_core.kvcache.snapshots import Snapshots
 from slipstream_core.scheduler.launched_steps import BlockUse
 from slipstream_core.scheduler.request_table import NO_SLOT, RequestTable, SlotTable
+from slipstream_core.scheduler.state_marks import state_marks
+from slipstream_core.step.plan import SnapshotPlan
 from slipstream_ipc.history.token_log import TokenLog
 
 Int32s = npt.NDArray[np.int32]
@@ -44,6 +50,7 @@ class _Shortage:
     max_shared: int
     num_wanted: int  # free blocks, including the shared ones that were free
     num_kept_taken: int  # of the pool, at that time
+    num_saved: int  # snapshots, at that time
 
 
 class RequestBlocks:
@@ -59,7 +66,9 @@ class RequestBlocks:
         block_size: int,
         enable_prefix_caching: bool,
         model_salt: str,
+        num_snapshots: int = 0,
     ) -> None:
+        """num_snapshots: 0 for a model without recurrent states."""
         self._requests = requests
         self._slots = slots
         self._tokens = tokens
@@ -69,6 +78,13 @@ class RequestBlocks:
         self._cache: PrefixCache | None = None
         if enable_prefix_caching:
             self._cache = PrefixCache(self._pool, block_size, model_salt)
+        self.snapshots = Snapshots(num_snapshots)
+        self._has_snapshots = self._cache is not None and num_snapshots > 0
+        # of the step that is being planned: (row, snapshot), and (row, tokens, snapshot)
+        self._loads: list[tuple[int, int]] = []
+        self._saves: list[tuple[int, int, int]] = []
+        # by row: how many of its blocks were cached, where fewer had a snapshot behind them
+        self._branches: dict[int, int] = {}
         self._shortage: _Shortage | None = None  # of the request that found no room last
         self._uses: list[BlockUse] = []  # of the step that is being planned
         # by slot: blocks that were shared, or registered when they were planned
@@ -108,6 +124,7 @@ class RequestBlocks:
         if self._cache is not None:
             for row in rows.tolist():
                 self._cache.close(row)
+                self._branches.pop(row, None)
 
     def find_room(self, row: int, *, reserved: int = 0) -> Int32s | None:
         """The blocks that a waiting request would share, or None if it does not fit.
@@ -124,11 +141,13 @@ class RequestBlocks:
             return None
         max_shared = (known - 1) // self._block_size if is_sought else 0
         shared = self._find(row, max_shared)
+        if self._has_snapshots and len(shared):
+            shared = self._in_front_of_snapshot(row, shared)
         wanted = -(-(known + 1) // self._block_size) - len(shared) + self._num_idle(shared)
         if wanted <= num_free:
             return shared
-        taken = self._pool.num_kept_taken
-        self._shortage = _Shortage(request, len(shared), max_shared, wanted, taken)
+        taken, saved = self._pool.num_kept_taken, self.snapshots.num_saved
+        self._shortage = _Shortage(request, len(shared), max_shared, wanted, taken, saved)
         return None
 
     def admit(self, row: int, shared: Int32s) -> None:
@@ -139,7 +158,8 @@ class RequestBlocks:
         if len(shared):
             self._pool.share(shared)
             generation = int(requests.generation[row])
-            self._uses.append(BlockUse(row, generation, shared, _NO_BLOCKS))
+            loaded = self._load(row, len(shared)) if self._has_snapshots else ()
+            self._uses.append(BlockUse(row, generation, shared, _NO_BLOCKS, loaded=loaded))
         new = self._pool.allocate(-(-known // self._block_size) - len(shared))
         blocks = np.concatenate([shared, new]) if len(shared) else new
         requests.slot[row] = self._slots.assign_slot(row, blocks)
@@ -158,7 +178,9 @@ class RequestBlocks:
             return
         blocks = self._register(row, start, stop)
         self._num_registered[self._requests.slot[row]] = stop
-        self._uses.append(BlockUse(row, int(self._requests.generation[row]), _NO_BLOCKS, blocks))
+        generation = int(self._requests.generation[row])
+        saved = self._save(row, start, stop) if self._has_snapshots else ()
+        self._uses.append(BlockUse(row, generation, _NO_BLOCKS, blocks, saved=saved))
 
     def grow(self, slots: Int64s) -> None:
         """Append one block to each of these slots, [n]; the caller has checked num_free."""
@@ -179,6 +201,23 @@ class RequestBlocks:
         uses, self._uses = self._uses, []
         return uses
 
+    def take_snapshots(self, rows: Int64s) -> SnapshotPlan | None:
+        """What the planned step of these rows [R] loads and saves; None if nothing."""
+        loads, saves = self._loads, self._saves
+        if not loads and not saves:
+            return None
+        self._loads, self._saves = [], []
+        self.snapshots.publish()
+        at = {row: i for i, row in enumerate(rows.tolist())}
+        slots = self._requests.slot
+        return SnapshotPlan(
+            load_slots=slots[[row for row, _ in loads]].astype(np.int64),
+            loads=np.array([snapshot for _, snapshot in loads], np.int64),
+            save_rows=np.array([at[row] for row, _, _ in saves], np.int64),
+            save_lens=np.array([length for _, length, _ in saves], np.int64),
+            saves=np.array([snapshot for _, _, snapshot in saves], np.int64),
+        )
+
     def release(self, rows: Int64s) -> None:
         """Take slots and blocks from running requests, all different."""
         if self._cache is not None:
@@ -187,15 +226,53 @@ class RequestBlocks:
         self._pool.release(blocks[::-1])  # the first blocks are reused last: they are shared most
         self._requests.slot[rows] = NO_SLOT
 
-    def forget(self, blocks: Int32s) -> None:
-        """These blocks, all different, do not hold their intended content."""
+    def forget(self, blocks: Int32s, snapshots: Iterable[int] = ()) -> None:
+        """These blocks, all different, and snapshots do not hold their intended content."""
         if self._cache is not None:
             self._cache.forget(blocks)
+            self.snapshots.forget(snapshots)
 
     def reset_prefix_cache(self) -> None:
         """Forget the content of every block. Running requests keep their blocks."""
         if self._cache is not None:
             self._cache.reset()
+            self.snapshots.reset()
+
+    def _in_front_of_snapshot(self, row: int, cached: Int32s) -> Int32s:
+        """Those of a request's cached blocks that it can share."""
+        assert self._cache is not None
+        num = self.snapshots.find(self._cache.digests(row, 0, len(cached)))
+        if num < len(cached):
+            self._branches[row] = len(cached)
+        return cached[:num]
+
+    def _load(self, row: int, num_blocks: int) -> tuple[int]:
+        """Have the row's first step load the state behind so many blocks; returns the snapshot."""
+        assert self._cache is not None
+        [digest] = self._cache.digests(row, num_blocks - 1, num_blocks)
+        snapshot = self.snapshots.load(digest)
+        self._loads.append((row, snapshot))
+        return (snapshot,)
+
+    def _save(self, row: int, start: int, stop: int) -> tuple[int, ...]:
+        """Have the planned step save the row's states at marks among its blocks [start, stop)."""
+        assert self._cache is not None
+        size, computed = self._block_size, int(self._requests.computed[row])
+        marks = state_marks(
+            start,
+            stop,
+            num_tokens=int(self._requests.known[row]),
+            block_size=size,
+            branch=self._branches.get(row, 0),
+        )
+        saved = []
+        for mark in marks:
+            [digest] = self._cache.digests(row, mark - 1, mark)
+            snapshot = self.snapshots.save(digest)
+            if snapshot is not None:
+                self._saves.append((row, mark * size - computed, snapshot))
+                saved.append(snapshot)
+        return tuple(saved)
 
     def _register_sampled(self, rows: Int64s) -> None:
         """Register the outputs of running rows, as far as completed steps have computed them."""
@@ -233,6 +310,8 @@ class RequestBlocks:
         num, row = shortage.num_shared, shortage.request[0]
         if num == shortage.max_shared:
             return False
+        if self._has_snapshots:
+            return self.snapshots.num_saved > shortage.num_saved
         assert self._cache is not None
         return len(self._cache.lookup(row, num + 1, start=num)) > 0
 

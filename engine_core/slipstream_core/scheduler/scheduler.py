@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from slipstream_core.logprob_budget import LogprobBudget, outputs_bytes, step_len
 from slipstream_core.scheduler.decode_batch import DecodeBatch, DecodeStreak
@@ -79,6 +80,7 @@ class Scheduler:
         model_salt: str = "",
         logprob_budget: LogprobBudget | None = None,
         has_states: bool = False,
+        num_snapshots: int = 0,
     ) -> None:
         """`tokens` holds prompt and outputs of every row; its owner opens and drops the rows.
 
@@ -87,7 +89,8 @@ class Scheduler:
         `logprob_budget` holds the reservations of rows that want log-probabilities, and its owner
         opens and closes them there; None: no bound.
         `model_salt` separates the digests of cached blocks from those of another model.
-        `has_states`: the model carries recurrent states, which prefix caching does not keep.
+        `has_states`: the model carries recurrent states; `num_snapshots` of them can be kept, and
+        without any nothing is cached.
 
         Raises ValueError where `num_blocks` is too small.
         """
@@ -111,8 +114,9 @@ class Scheduler:
             tokens,
             num_blocks=num_blocks,
             block_size=block_size,
-            enable_prefix_caching=enable_prefix_caching and not has_states,
+            enable_prefix_caching=enable_prefix_caching and (num_snapshots > 0 or not has_states),
             model_salt=model_salt,
+            num_snapshots=num_snapshots if has_states else 0,
         )
         self._logprob_budget = LogprobBudget() if logprob_budget is None else logprob_budget
         self._unbounded: int | None = None  # the row that may exceed the budget
@@ -395,8 +399,8 @@ class Scheduler:
         self._end_batch()
         record = self._in_flight.popleft()
         assert record.step == plan.step, f"step {plan.step} answered before {record.step}"
-        invalid, readers = self._in_flight.invalidated_by(record)
-        self._blocks.forget(invalid)
+        invalid, snapshots, readers = self._in_flight.invalidated_by(record)
+        self._blocks.forget(invalid, snapshots)
         for row, generation in readers.items():
             if self._requests.generation[row] == generation:
                 self._restart(row)
@@ -534,6 +538,8 @@ class Scheduler:
         plan = self._launch(columns, rows, generations, num_decodes=len(decoding))
         if self._prompts and chunks:
             plan = self._prompts.extend(plan, rows.array)
+        if chunks and (snapshots := self._blocks.take_snapshots(rows.array)) is not None:
+            plan = replace(plan, snapshots=snapshots)
         requests.computed[rows.array] = plan.kv_lens
         requests.known[rows.array] += plan.samples
         if not chunks and rows.version == self._slots.running().version:

@@ -68,6 +68,17 @@ class ListedLogprobs:
         return self.ids[at] if at < len(self.rows) and self.rows[at] == row else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotPlan:
+    """The snapshots of recurrent states that a step loads, before its forward, and saves."""
+
+    load_slots: Int64s  # [L] of rows that begin behind a shared prefix
+    loads: Int64s  # [L] snapshots
+    save_rows: Int64s  # [M] indices among the plan's R rows, ascending
+    save_lens: Int64s  # [M] behind so many of the row's tokens in this step, ascending in a row
+    saves: Int64s  # [M] snapshots, all different
+
+
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """One step over T tokens of R requests, of which S are sampled."""
 
@@ -117,6 +128,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     any_wide: bool = False  # some sampled row is wide
     prompt: PromptPlan | None = None  # if some row wants prompt log-probabilities
     listed: ListedLogprobs | None = None  # if some sampled row lists ids
+    snapshots: SnapshotPlan | None = None  # if the step loads or saves any
     # ranks sample from their slices of the logits (`slice_sampling`); the first one says so
     sliced: bool = False
 
@@ -173,6 +185,7 @@ class ModelInfo:
     default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     max_num_seqs: int | None = None  # rows that its runner has room for; None: as configured
     has_states: bool = False  # recurrent ones, which cannot be taken back by a token
+    num_snapshots: int = 0  # of such states, for the prefix cache; 0 turns that off
 
 
 class StepFailed(Exception):  # noqa: N818  (an outcome of a step, named like the field's results)

@@ -1,7 +1,8 @@
 """Scheduler and prefix cache against a device that is a dictionary: what each place holds.
 
 `Device` keeps, by (block, offset), the whole prefix that was computed there, or garbage where a
-step failed. A row's token counts only if every place that the row read held its own prefix.
+step failed. A row's token counts only if every place that the row read held its own prefix; and,
+where the model carries states, if that of its slot was behind this prefix.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from hypothesis.stateful import (
 )
 
 from slipstream_core.kvcache.prefix_cache import next_digest, root_digest
+from slipstream_core.scheduler import state_marks
 from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.token_log import TokenLog
@@ -56,6 +58,10 @@ class Device:
     tables: np.ndarray  # by slot, of what plans have brought
     content: dict[tuple[int, int], Prefix | tuple[str]] = field(default_factory=dict)
     last_token: dict[int, int] = field(default_factory=dict)  # by slot
+    # by slot, and by snapshot: behind which tokens this state is
+    states: dict[int, Any] = field(default_factory=dict)
+    snapshots: dict[int, Any] = field(default_factory=dict)
+    has_states: bool = False
 
     def run(self, plan: StepPlan, *, fails: bool) -> tuple[list[int], list[bool]]:
         """The sampled rows' tokens, and whether each of them had read its own prefix."""
@@ -65,9 +71,11 @@ class Device:
         end = 0
         if not fails:
             self.tables[plan.table_slots, plan.table_numbers] = plan.table_blocks
+            self.load(plan)
         for i in range(plan.num_requests):
             begin, end = end, end + int(plan.query_lens[i])
             table = self.tables[plan.slots[i]].tolist()
+            tokens: list[int] = []
             for at in range(begin, end):
                 position = int(plan.positions[at])
                 gathered = int(plan.gather_slots[at])
@@ -76,14 +84,41 @@ class Device:
                 place = divmod(int(plan.kv_slots[at]), self.block_size)
                 is_garbage = fails or before is None
                 self.content[place] = GARBAGE if is_garbage else (*before, token)
+                tokens.append(token)
+            state = self.mix(plan, i, tokens, fails=fails)
             if plan.samples[i]:
                 prefix = self.prefix(table, int(plan.kv_lens[i]))
-                were_right.append(prefix is not None)
+                were_right.append(prefix is not None and state in (None, prefix))
                 token = next_token(prefix) if prefix is not None else 0
                 sampled.append(token)
                 last[int(plan.slots[i])] = token
         self.last_token.update(last)
         return sampled, were_right
+
+    def load(self, plan: StepPlan) -> None:
+        if plan.snapshots is not None:
+            columns = (plan.snapshots.load_slots, plan.snapshots.loads)
+            for slot, snapshot in zip(*(each.tolist() for each in columns), strict=True):
+                self.states[slot] = self.snapshots[snapshot]
+
+    def mix(self, plan: StepPlan, row: int, tokens: list[int], *, fails: bool) -> Any:
+        """The state behind a row's tokens; None if the model carries none."""
+        if not self.has_states:
+            assert plan.snapshots is None
+            return None
+        slot, start = int(plan.slots[row]), int(plan.kv_lens[row]) - len(tokens)
+        state: Any = self.states.get(slot, GARBAGE) if start else ()
+        if fails:
+            state, tokens = GARBAGE, []
+        if (snapshots := plan.snapshots) is not None:
+            assert len(set(snapshots.saves.tolist())) == len(snapshots.saves)
+            for at in np.flatnonzero(snapshots.save_rows == row).tolist():
+                length = int(snapshots.save_lens[at])
+                assert row >= plan.num_decodes
+                assert 0 < length <= int(plan.query_lens[row])
+                self.snapshots[int(snapshots.saves[at])] = (*state, *tokens[:length])
+        self.states[slot] = (*state, *tokens)
+        return self.states[slot]
 
     def prefix(self, table: list[int], length: int) -> Prefix | None:
         """The first tokens that a table's places hold, None where they are of different prefixes.
@@ -121,7 +156,9 @@ class Harness:
         self.watch_room()
         max_blocks = -(-self.limits["max_model_len"] // self.block_size)
         self.device = Device(
-            self.block_size, np.zeros((self.limits["max_num_seqs"], max_blocks), np.int32)
+            self.block_size,
+            np.zeros((self.limits["max_num_seqs"], max_blocks), np.int32),
+            has_states=self.limits.get("has_states", False),
         )
         self.acked = np.zeros(MAX_ROWS, np.int64)
         self.streams: dict[int, Stream] = {}
@@ -289,6 +326,9 @@ class Harness:
                     ids = stream.ids[end - size : end]
                     name = next_digest(name, np.array(ids, "<u4").tobytes())
                     self.prefixes[name] = tuple(stream.ids[:end])
+        for name, snapshot in self.blocks.snapshots._of.items():
+            if name in self.prefixes:
+                assert self.device.snapshots[snapshot] == self.prefixes[name]
         for name, block in cache._block_of.items():
             if self.blocks._pool.is_kept(block) and name in self.prefixes:
                 assert cache._name_of[block] == name
@@ -504,6 +544,164 @@ def test_who_read_it_and_was_preempted_since_starts_again_too() -> None:
     harness.finish()
 
 
+# --- recurrent states -----------------------------------------------------------------------------
+
+
+def hybrid(num_snapshots: int = 8, **limits: Any) -> Harness:
+    return Harness(has_states=True, num_snapshots=num_snapshots, **limits)
+
+
+def counters(harness: Harness) -> tuple[int, int, int]:
+    snapshots = harness.blocks.snapshots
+    return snapshots.num_saved, snapshots.num_loaded, snapshots.num_evicted
+
+
+def test_a_prompt_continues_behind_the_last_state_that_was_saved() -> None:
+    harness = hybrid()
+    harness.add(PROMPT, 3)
+    harness.finish()
+    harness.add([*PROMPT[:13], 0, 0, 0], 3)
+    assert harness.run() == [[16 - 12]]
+    assert harness.scheduler.prefix_cache_hits == 12
+    harness.finish()
+    assert counters(harness) == (1, 1, 0)  # the second prompt ends with the same three full blocks
+
+
+def test_blocks_without_a_state_behind_them_are_computed_again() -> None:
+    harness = hybrid()
+    harness.add(PROMPT, 1)
+    harness.finish()
+    harness.add([*PROMPT[:9], 0, 0, 0, 0], 1)
+    assert harness.run() == [[13]]
+    harness.finish()
+
+
+def test_a_state_is_saved_where_prompts_branch_off() -> None:
+    harness = hybrid()
+    for prompt, count in (
+        (PROMPT, 14),
+        ([*PROMPT[:9], 0, 0, 0, 0], 13),  # two blocks are there, but no state behind them
+        ([*PROMPT[:9], 1, 1, 1, 1], 13 - 8),
+    ):
+        harness.add(prompt, 1)
+        assert harness.run() == [[count]]
+        harness.finish()
+
+
+def test_a_state_can_be_loaded_from_the_next_step_on() -> None:
+    harness = hybrid()
+    harness.add(PROMPT, 4)
+    harness.add(PROMPT, 4)
+    assert harness.run(1, ahead=9) == [[14, 14]]
+    harness.add(PROMPT, 4)
+    assert harness.run(1, ahead=9) == [[1, 1, 2]]
+    harness.finish()
+
+
+def test_a_failed_step_leaves_no_state_behind_though_its_blocks_are_elsewhere() -> None:
+    harness = hybrid(max_num_batched_tokens=64)
+    harness.add(PROMPT, 4)
+    harness.add([3], 4)
+    harness.launch(fails=True)
+    assert harness.collect() == []
+    harness.check()
+    harness.finish(ahead=0)
+    harness.add(PROMPT, 4)
+    harness.launch()
+    harness.collect()
+    harness.finish()
+
+
+def test_who_loaded_the_state_of_a_failed_step_starts_again() -> None:
+    """Its blocks are another's, which are right."""
+    harness = hybrid(max_num_batched_tokens=64)
+    harness.add(PROMPT, 4)
+    harness.run()  # the blocks, and the state behind them
+    harness.blocks.snapshots.reset()
+    culprit = harness.add(PROMPT, 4)
+    harness.launch(fails=True)  # it saves the state anew
+    reader = harness.add([*PROMPT[:12], 0, 0], 4)
+    plan = harness.launch()
+    assert plan is not None
+    assert plan.query_lens.tolist() == [1, 1, 2]
+    assert plan.snapshots is not None
+    assert harness.collect() == []
+    assert reader not in harness.collect()
+    assert culprit in harness.streams
+    harness.finish(ahead=0)
+
+
+def test_the_state_that_was_used_least_recently_goes_first() -> None:
+    harness = hybrid(num_snapshots=2)
+    prompts = [[each, *PROMPT] for each in range(3)]
+    for prompt in (prompts[0], prompts[1], prompts[0], prompts[2]):
+        harness.add(prompt, 1)
+        harness.run()
+        harness.finish()
+    assert counters(harness) == (3, 1, 1)
+    for prompt, count in ((prompts[0], 3), (prompts[2], 3), (prompts[1], 15)):
+        harness.add(prompt, 1)
+        assert harness.run() == [[count]]
+        harness.finish()
+
+
+def test_a_step_saves_no_more_states_than_there_are() -> None:
+    harness = hybrid(num_snapshots=1)
+    for each in range(2):
+        harness.add([each, *PROMPT], 1)
+    assert harness.run() == [[15, 15]]
+    harness.finish()
+    assert counters(harness) == (1, 0, 0)
+
+
+def test_a_state_may_be_replaced_in_the_step_that_loads_it() -> None:
+    harness = hybrid(num_snapshots=1)
+    harness.add(PROMPT, 1)
+    harness.finish()
+    harness.add(PROMPT, 1)
+    harness.add([4, *PROMPT], 1)
+    plan = harness.launch()
+    assert plan is not None
+    assert plan.snapshots is not None
+    assert plan.snapshots.loads.tolist() == plan.snapshots.saves.tolist() == [0]
+    harness.finish()
+
+
+def test_without_room_for_states_nothing_is_cached() -> None:
+    harness = hybrid(num_snapshots=0)
+    for _ in range(2):
+        harness.add(PROMPT, 1)
+        assert harness.run() == [[14]]
+        harness.finish()
+    assert harness.scheduler.prefix_cache_queries == 0
+
+
+def test_a_reset_forgets_states() -> None:
+    harness = hybrid()
+    harness.add(PROMPT, 1)
+    harness.finish()
+    harness.scheduler.reset_prefix_cache()
+    harness.add(PROMPT, 1)
+    assert harness.run() == [[14]]
+    harness.finish()
+    assert counters(harness)[1] == 0
+
+
+def test_who_finds_no_room_is_looked_up_again_once_a_state_was_saved() -> None:
+    harness = hybrid(num_blocks=15, max_model_len=56, max_num_batched_tokens=8)
+    prompt = [1, 2, 3] * 11
+    harness.add(prompt, 20)
+    second = harness.add(prompt, 4)
+    shared = []
+    for _ in range(4):  # the first has nine blocks, five are free, and the second one wants nine
+        harness.run()
+        before = harness.num_looked_up
+        found = harness.blocks.find_room(second)
+        shared.append((None if found is None else len(found), harness.num_looked_up > before))
+    assert shared == [(None, True), (None, False), (None, False), (8, True)]
+    harness.finish()
+
+
 # --- anything at any time -------------------------------------------------------------------------
 
 
@@ -517,9 +715,19 @@ class AnyOrder(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         max_num_batched_tokens=st.sampled_from([1, 3, 8, 16, 64]),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
+        num_snapshots=st.sampled_from([None, None, 0, 1, 2, 5, 30]),  # None: no states
     )
-    def start(self, block_size: int, max_model_len: int, spare_blocks: int, **limits: Any) -> None:
+    def start(
+        self,
+        block_size: int,
+        max_model_len: int,
+        spare_blocks: int,
+        num_snapshots: int | None,
+        **limits: Any,
+    ) -> None:
         num_blocks = -(-max_model_len // block_size) + 1 + spare_blocks
+        if num_snapshots is not None:
+            limits |= {"has_states": True, "num_snapshots": num_snapshots}
         self.harness = Harness(
             num_blocks=num_blocks, block_size=block_size, max_model_len=max_model_len, **limits
         )
@@ -572,6 +780,13 @@ class AnyOrder(RuleBasedStateMachine):
             self.harness.finish(self.ahead)
 
 
+@pytest.fixture
+def close_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States are saved at more places of prompts as short as these."""
+    monkeypatch.setattr(state_marks, "_BACK", 6)
+    monkeypatch.setattr(state_marks, "_INTERVAL", 8)
+
+
 def check_any_order(max_examples: int) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         AnyOrder,
@@ -579,10 +794,12 @@ def check_any_order(max_examples: int) -> None:
     )
 
 
+@pytest.mark.usefixtures("close_marks")
 def test_any_order() -> None:
     check_any_order(50)
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("close_marks")
 def test_any_order_at_length() -> None:
     check_any_order(150)

@@ -7,12 +7,15 @@
   first step comes later.
 - A state cannot be taken back by a token. Where the scheduler drops a token of a step that was
   launched, it has the row begin again (`Scheduler`).
+- Snapshots are behind the slots. They are copied into slots before a forward; within it, a mixer
+  computes a row's tokens up to where its state is saved, and then those behind it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -25,22 +28,35 @@ from slipstream_core.runner.state.state_cache import MixerStates, RowStates, Sta
 
 
 class StatePool:
-    """The states of all slots, by the numbers of mixers."""
+    """The states of all slots and snapshots, by the numbers of mixers."""
 
     def __init__(
-        self, states: Mapping[int, MixerStates], num_slots: int, device: torch.device
+        self,
+        states: Mapping[int, MixerStates],
+        num_slots: int,
+        device: torch.device,
+        *,
+        num_snapshots: int = 0,
     ) -> None:
+        num = num_slots + num_snapshots
+        self.num_slots = num_slots
+
         def allocate(shapes: dict[int, StateShape]) -> dict[int, torch.Tensor]:
             return {
-                at: zeros(num_slots * torch.Size(shape).numel(), dtype, device).view(
-                    num_slots, *shape
-                )
+                at: zeros(num * torch.Size(shape).numel(), dtype, device).view(num, *shape)
                 for at, (shape, dtype) in shapes.items()
             }
 
-        # by mixer and state: [num_slots, ...]
+        # by mixer and state: [num_slots + num_snapshots, ...]
         self._conv = {number: allocate(each.conv) for number, each in states.items()}
         self._recurrent = {number: allocate(each.recurrent) for number, each in states.items()}
+
+    def load(self, slots: torch.Tensor, snapshots: torch.Tensor) -> None:
+        """Copy snapshots int64 [L] into slots int64 [L], all different."""
+        for pool in (self._conv, self._recurrent):
+            for states in pool.values():
+                for each in states.values():
+                    each.index_copy_(0, slots, each.index_select(0, self.num_slots + snapshots))
 
     def read(self, mixer: Mixer, slots: torch.Tensor) -> RowStates:
         """A copy of the states of slots int64 [B]."""
@@ -65,6 +81,7 @@ class _Group(NamedTuple):
     length: int  # tokens of each row
     slots: torch.Tensor  # int64 [num_rows]
     begins: bool  # all of them
+    saved: torch.Tensor | None = None  # int64 [num_rows] of the pool, where states are kept, too
 
 
 class StateStep:
@@ -78,8 +95,13 @@ class StateStep:
         query_lens: npt.NDArray[np.int32],
         starts: npt.NDArray[np.int32],
         num_decodes: int,
+        saves: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({}),
     ) -> None:
-        """`slots`, `query_lens` and `starts`, each row's number of tokens before the step, [R]."""
+        """`slots`, `query_lens` and `starts`, each row's number of tokens before the step, [R].
+
+        saves: by row that is a chunk, (tokens, snapshot): the row's state behind so many of its
+        tokens in this step, ascending, is saved.
+        """
         self._pool = pool
         every = torch.from_numpy(slots.astype(np.int64))
         groups = []
@@ -90,9 +112,14 @@ class StateStep:
             self._begun = torch.from_numpy(begun) if len(begun) else None
         first = num_decodes
         for row in range(num_decodes, len(query_lens)):
+            own, begins, done = every[row : row + 1], int(starts[row]) == 0, 0
+            for length, snapshot in saves.get(row, ()):
+                saved = torch.tensor([pool.num_slots + snapshot])
+                groups.append(_Group(first + done, 1, length - done, own, begins, saved))
+                begins, done = False, length
             length = int(query_lens[row])
-            own = every[row : row + 1]
-            groups.append(_Group(first, 1, length, own, begins=int(starts[row]) == 0))
+            if length > done:
+                groups.append(_Group(first + done, 1, length - done, own, begins))
             first += length
         self._groups = groups
 
@@ -119,6 +146,8 @@ class StateStep:
                     states.index_fill_(0, self._begun, 0)
         mixed = mixer.run(inputs.view(group.num_rows, group.length, -1), rows)
         self._pool.write(mixer, group.slots, rows)
+        if group.saved is not None:
+            self._pool.write(mixer, group.saved, rows)
         return mixed.reshape(1, num_tokens, -1)
 
 
@@ -126,4 +155,7 @@ def _single_steps(group: _Group) -> list[_Group]:
     """The group as tokens one by one, if it continues a row."""
     if group.begins or group.length == 1:
         return [group]
-    return [group._replace(first=group.first + at, length=1) for at in range(group.length)]
+    steps = [
+        group._replace(first=group.first + at, length=1, saved=None) for at in range(group.length)
+    ]
+    return [*steps[:-1], steps[-1]._replace(saved=group.saved)]
