@@ -338,6 +338,16 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     enable_prefix_caching: Annotated[
         bool, _about(MEMORY, "reuse the cache of equal beginnings of prompts")
     ] = True
+    state_cache_gib: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        _about(
+            MEMORY,
+            "part of kv_cache_gib for recurrent states that the prefix cache keeps, of models that "
+            "carry some (default: a tenth, or up to a quarter for 16 states; 0 turns prefix "
+            "caching off for these models)",
+            "GIB",
+        ),
+    ] = None
     share_prefix_cache: Annotated[
         bool,
         _about(
@@ -606,6 +616,7 @@ class StackOptions(TypedDict, total=False):
     cuda_graphs_over_ranks: bool
     enable_torch_symm_mem: bool
     enable_prefix_caching: bool
+    state_cache_gib: float | None
     share_prefix_cache: bool
     num_blocks: int | None
     block_size: int

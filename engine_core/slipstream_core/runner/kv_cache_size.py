@@ -182,13 +182,13 @@ def no_room(
     return NoRoomError(
         model.name,
         f"a cache of {num_blocks} blocks ({_gib(size)} GiB)"
-        + (f", {config.max_num_seqs} requests' states ({_gib(states)} GiB)" if states else "")
+        + (f", recurrent states ({_gib(states)} GiB)" if states else "")
         + " and the steps' own memory do not fit "
         + (
             "on the card; lower num_blocks or gpu_memory_utilization"
             if model.device.type == "cuda"
             else "into this process's memory; lower kv_cache_gib or num_blocks"
-            + (", or max_num_seqs" if states else "")
+            + (", max_num_seqs or state_cache_gib" if states else "")
         ),
     )
 

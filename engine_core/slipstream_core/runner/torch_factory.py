@@ -34,7 +34,7 @@ from slipstream_core.runner.kv_cache_size import (
 from slipstream_core.runner.model.loader import LoadedModel, load_model
 from slipstream_core.runner.sharding.collectives import least_over_ranks
 from slipstream_core.runner.sharding.rank import Rank
-from slipstream_core.runner.state.state_memory import states_bytes, with_states
+from slipstream_core.runner.state.state_memory import num_snapshots, states_bytes, with_states
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.runner.warm_up import keep_freed_memory, warm_up
 from slipstream_ipc.telemetry.trace import open_tracer
@@ -76,9 +76,13 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         cache = int(config.kv_cache_gib * 2**30)  # of all ranks together
         if config.num_blocks is None and not config.touches_cache:  # nobody has asked for this size
             cache = default_cache(cache, num_local * model.kept_bytes, read_host_memory())
+    snapshots = 0
     if model.states:
-        config = with_states(model, config, cache)
-    states = states_bytes(model, config)
+        snapshots = num_snapshots(model, config, cache)
+        config = with_states(model, config, cache - snapshots * model.state_bytes)
+    elif config.state_cache_gib is not None:
+        logger.warning("state_cache_gib has no effect: %s carries no recurrent states", model.name)
+    states = states_bytes(model, config) + snapshots * model.state_bytes
     native = config.native
     if rank is not None and native:
         # one without a compiler would order its rows otherwise, and record and sample otherwise
@@ -94,6 +98,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         threads=threads,
         native=native,
         attention_backend=config.attention_backend,
+        num_snapshots=snapshots,
     )
 
     sizes = graph_sizes(model, config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,9 +42,7 @@ def test_chunks_have_the_marks_of_the_whole(
     def between(start: int, stop: int) -> list[int]:
         return state_marks(start, stop, num_tokens=num_tokens, block_size=block_size, branch=branch)
 
-    every = [
-        mark for start, stop in zip(ends, ends[1:], strict=False) for mark in between(start, stop)
-    ]
+    every = [mark for start, stop in pairwise(ends) for mark in between(start, stop)]
     assert every == between(0, whole)
     assert len(every) <= 3 + num_tokens // 2048
     assert num_tokens <= block_size or (num_tokens - 1) // block_size in every

@@ -71,6 +71,7 @@ _CORE_OPTIONS = (
     "enable_torch_symm_mem",
     "enable_prefix_caching",
     "num_blocks",
+    "state_cache_gib",
     "threads",
     "tensor_parallel_size",
     "native",

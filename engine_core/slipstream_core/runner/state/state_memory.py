@@ -1,7 +1,9 @@
-"""How many requests may run at the same time, by the memory that their states take.
+"""How many requests may run at the same time, and how many states the prefix cache may keep, by the
+memory that states take.
 
 A request that runs has the same states however long it is. Their memory is part of the cache's and
-taken out of it first: for as many requests as may run, as each of them can be admitted at any time.
+taken out of it first: for as many requests as may run, as each of them can be admitted at any time,
+and for the copies that prompts with equal beginnings share (`num_snapshots`). Blocks get the rest.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ from slipstream_core.runner.model.loader import LoadedModel
 logger = logging.getLogger(__name__)
 
 _SHARE = 0.4  # of the cache, by default
+_SNAPSHOTS_SHARE = 0.1  # likewise
+_FEW_SNAPSHOTS = 16  # more than that share where that is fewer, but not more than
+_MOST_SNAPSHOTS_SHARE = 0.25
+_GIB = 2**30
 _MIB = 2**20
 
 
@@ -26,24 +32,60 @@ def states_bytes(model: LoadedModel, config: CoreConfig) -> int:
     return config.max_num_seqs * model.state_bytes
 
 
+def num_snapshots(model: LoadedModel, config: CoreConfig, cache: int) -> int:
+    """How many copies of states the prefix cache may keep, of `cache` bytes for everything; 0 if
+    `state_cache_gib` is 0 or less than a state, which turns prefix caching off.
+
+    By default they leave room for a request, and for the states of `max_num_seqs` where that was
+    set. With a number of blocks, they come on top of these. Raises ModelLoadError for a
+    `state_cache_gib` that leaves no such room.
+    """
+    if not config.enable_prefix_caching:
+        return 0
+    each, room = model.state_bytes, cache
+    if config.num_blocks is None:
+        num_rows = 1 if "max_num_seqs" in config.card_defaults else config.max_num_seqs
+        room -= _kept_for_blocks(model, config, cache) + num_rows * each
+    if config.state_cache_gib is None:
+        wanted = max(int(_SNAPSHOTS_SHARE * cache), _FEW_SNAPSHOTS * each)
+        wanted = min(wanted, int(_MOST_SNAPSHOTS_SHARE * cache), room)
+    else:
+        wanted = int(config.state_cache_gib * _GIB)
+        if config.num_blocks is None and wanted > max(room, 0):
+            raise ModelLoadError(
+                model.name,
+                f"state_cache_gib is {config.state_cache_gib:g}, and of the cache's "
+                f"{cache / _GIB:.2f} GiB, blocks and states of running requests leave "
+                f"{max(room, 0) / _GIB:.2f}; give at most that, or more kv_cache_gib",
+            )
+    num = max(0, wanted) // each
+    if num:
+        logger.info("the prefix cache keeps up to %d states, %.2f GiB", num, num * each / _GIB)
+    else:
+        logger.warning(
+            "prefix caching is off: it would keep recurrent states of %.1f MiB each, and gets "
+            "%.1f MiB; state_cache_gib or kv_cache_gib gives it more",
+            each / _MIB,
+            max(0, wanted) / _MIB,
+        )
+    return num
+
+
 def with_states(model: LoadedModel, config: CoreConfig, cache: int) -> CoreConfig:
-    """The settings for a model with states, `cache` bytes being for these and for blocks.
+    """The settings for a model with states, `cache` bytes being for those of running requests, and
+    for blocks.
 
     A default `max_num_seqs` is lowered so that states take at most `_SHARE` of the cache. Raises
     ModelLoadError for one that was set and has no room beside the blocks of one request of
     `max_model_len` tokens; unless that was set, too, half of the cache is enough for them. With a
     number of blocks, states come on top of them, and a `max_num_seqs` that was set stays.
     """
-    if config.enable_prefix_caching:
-        logger.warning(
-            "%s carries recurrent states: prefix caching has no effect on it yet", model.name
-        )
     each = model.state_bytes
     if config.num_blocks is None or "max_num_seqs" in config.card_defaults:
         config = _fitting(model, config, cache)
     logger.info(
         "recurrent states take %.2f GiB: %d requests of %.1f MiB",
-        states_bytes(model, config) / 2**30,
+        states_bytes(model, config) / _GIB,
         config.max_num_seqs,
         each / _MIB,
     )
@@ -57,8 +99,8 @@ def _fitting(model: LoadedModel, config: CoreConfig, cache: int) -> CoreConfig:
     if config.num_blocks is None and (most == 0 or (asked > most and not is_default)):
         raise ModelLoadError(
             model.name,
-            f"max_num_seqs {asked} needs {asked * each / 2**30:.2f} GiB of states "
-            f"({each / _MIB:.1f} MiB each), and the cache has {cache / 2**30:.2f} GiB; "
+            f"max_num_seqs {asked} needs {asked * each / _GIB:.2f} GiB of states "
+            f"({each / _MIB:.1f} MiB each), and the cache has {cache / _GIB:.2f} GiB; "
             + (f"give at most {most}, or " if most else "give ")
             + "more kv_cache_gib, or a lower max_model_len",
         )
@@ -71,7 +113,7 @@ def _fitting(model: LoadedModel, config: CoreConfig, cache: int) -> CoreConfig:
         few,
         asked,
         each / _MIB,
-        cache / 2**30,
+        cache / _GIB,
     )
     return replace(config, max_num_seqs=few)
 

@@ -16,7 +16,7 @@ from slipstream_core.runner.host_memory import HostMemory
 from slipstream_core.runner.kv_cache_size import block_bytes, no_room
 from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.model.loader import LoadedModel, load_model
-from slipstream_core.runner.state.state_memory import states_bytes, with_states
+from slipstream_core.runner.state.state_memory import num_snapshots, states_bytes, with_states
 from slipstream_core.runner.torch_factory import load_runner
 
 UNSET = ("max_num_seqs",)
@@ -99,19 +99,53 @@ def test_too_many_states_are_named_as_such(
     monkeypatch.setattr(torch_factory, "read_host_memory", lambda: memory)
     num = 3 * gib // model.state_bytes
     given = config(max_num_seqs=num, num_blocks=9, device="cpu", dtype="float32")
+    given = replace(given, enable_prefix_caching=False)
     problem = r"GiB \(3\.00 GiB of it recurrent states\).*num_blocks, max_num_seqs\)"
     with pytest.raises(ModelLoadError, match=problem):
         load_runner(replace(given, model=str(folder)))
     said = str(no_room(model, given, 9, 3 * gib))
-    assert f"{num} requests' states (3.00 GiB)" in said
-    assert "or max_num_seqs" in said
+    assert "recurrent states (3.00 GiB)" in said
+    assert "max_num_seqs or state_cache_gib" in said
 
 
-def test_prefix_caching_is_said_to_have_no_effect(
+def test_the_prefix_cache_keeps_a_share_of_the_cache(
     model: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with_states(model, config(), 1 << 30)
-    assert caplog.text.count("prefix caching has no effect") == 1
+    caplog.set_level(logging.INFO)
+    each, default = model.state_bytes, {"card_defaults": UNSET, "max_num_seqs": 4}
+    assert num_snapshots(model, config(**default), 1000 * each) == 100
+    assert "keeps up to 100 states" in caplog.text
+    assert num_snapshots(model, config(**default), 100 * each) == 16
+    assert num_snapshots(model, config(**default), 40 * each) == 10  # a quarter at most
+    most = tiny_models.MAX_MODEL_LEN
+    blocks = (most // 16 + 1) * block_bytes(model, 16)
+    for num_rows in (1, 4):  # states of those who run come first, where their number was set
+        given = config(max_num_seqs=num_rows, max_model_len=most)
+        assert num_snapshots(model, given, blocks + (num_rows + 3) * each) == 3
+    assert num_snapshots(model, config(num_blocks=9, max_num_seqs=999), 100 * each) == 16
+    assert num_snapshots(model, config(enable_prefix_caching=False), 1000 * each) == 0
+    assert "prefix caching is off" not in caplog.text
+
+
+def test_a_share_that_was_set_is_kept_or_refused(
+    model: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    each = model.state_bytes
+    most = tiny_models.MAX_MODEL_LEN
+    cache = (most // 16 + 1) * block_bytes(model, 16) + 10 * each
+
+    def given(num_states: float, **more: Any) -> CoreConfig:
+        gib = num_states * each / 2**30
+        return config(max_num_seqs=4, max_model_len=most, state_cache_gib=gib, **more)
+
+    assert num_snapshots(model, given(6), cache) == 6
+    with pytest.raises(ModelLoadError, match=r"state_cache_gib is .* leave 0\.00; give at most"):
+        num_snapshots(model, given(7), cache)
+    assert num_snapshots(model, given(7, num_blocks=9), cache) == 7
+    assert not caplog.text
+    assert num_snapshots(model, given(0), cache) == 0
+    assert num_snapshots(model, given(0.5), cache) == 0
+    assert caplog.text.count("prefix caching is off: it would keep recurrent states of 0.0") == 2
 
 
 def test_blocks_get_the_rest(folder: Path, model: LoadedModel) -> None:
@@ -128,13 +162,15 @@ def test_blocks_get_the_rest(folder: Path, model: LoadedModel) -> None:
     runner = load_runner(given)
     states = 100 * model.state_bytes
     try:
-        assert runner.num_blocks == (cache - states) // block_bytes(model, 16)
+        snapshots = runner.info.num_snapshots * model.state_bytes
+        assert cache // 10 - model.state_bytes < snapshots <= cache // 10
+        assert runner.num_blocks == (cache - states - snapshots) // block_bytes(model, 16)
         assert runner.info.max_num_seqs == 100
         assert runner.info.has_states
     finally:
         runner.close()
     lowered = load_runner(replace(given, max_num_seqs=2000, card_defaults=UNSET))
     try:
-        assert lowered.info.max_num_seqs == int(0.4 * cache) // model.state_bytes
+        assert lowered.info.max_num_seqs == int(0.4 * (cache - snapshots)) // model.state_bytes
     finally:
         lowered.close()
