@@ -21,6 +21,7 @@ class Snapshots:
         self._free = list(range(num))[::-1]
         self._of: OrderedDict[bytes, int] = OrderedDict()  # the least recently used first
         self._saved: dict[bytes, int] = {}  # by the step that is being planned
+        self.version = 0  # it ascends when more can be found
         self.num_saved = 0
         self.num_loaded = 0
         self.num_evicted = 0
@@ -58,6 +59,7 @@ class Snapshots:
 
     def publish(self) -> None:
         """The step is planned: what it saves can be found by the next one."""
+        self.version += bool(self._saved)
         self._of.update(self._saved)
         self._saved.clear()
 

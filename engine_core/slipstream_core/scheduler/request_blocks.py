@@ -46,11 +46,11 @@ class _Shortage:
     """
 
     request: tuple[int, int, int, bool]  # row, generation, known, whether the cache is used
-    num_shared: int
+    num_cached: int  # of its first blocks, though perhaps without a state behind them
     max_shared: int
     num_wanted: int  # free blocks, including the shared ones that were free
     num_kept_taken: int  # of the pool, at that time
-    num_saved: int  # snapshots, at that time
+    snapshots_version: int  # likewise
 
 
 class RequestBlocks:
@@ -140,14 +140,14 @@ class RequestBlocks:
         if last is not None and last.request == request and not self._might_fit(last, num_free):
             return None
         max_shared = (known - 1) // self._block_size if is_sought else 0
-        shared = self._find(row, max_shared)
-        if self._has_snapshots and len(shared):
-            shared = self._in_front_of_snapshot(row, shared)
+        shared = cached = self._find(row, max_shared)
+        if self._has_snapshots and len(cached):
+            shared = self._in_front_of_snapshot(row, cached)
         wanted = -(-(known + 1) // self._block_size) - len(shared) + self._num_idle(shared)
         if wanted <= num_free:
             return shared
-        taken, saved = self._pool.num_kept_taken, self.snapshots.num_saved
-        self._shortage = _Shortage(request, len(shared), max_shared, wanted, taken, saved)
+        taken, version = self._pool.num_kept_taken, self.snapshots.version
+        self._shortage = _Shortage(request, len(cached), max_shared, wanted, taken, version)
         return None
 
     def admit(self, row: int, shared: Int32s) -> None:
@@ -307,11 +307,11 @@ class RequestBlocks:
         """Whether the request of `shortage` might find room now, with `num_free` blocks free."""
         if shortage.num_wanted <= num_free + self._pool.num_kept_taken - shortage.num_kept_taken:
             return True
-        num, row = shortage.num_shared, shortage.request[0]
+        if self.snapshots.version > shortage.snapshots_version:
+            return True
+        num, row = shortage.num_cached, shortage.request[0]
         if num == shortage.max_shared:
             return False
-        if self._has_snapshots:
-            return self.snapshots.num_saved > shortage.num_saved
         assert self._cache is not None
         return len(self._cache.lookup(row, num + 1, start=num)) > 0
 

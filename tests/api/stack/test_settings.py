@@ -150,6 +150,7 @@ def test_every_option_reaches_a_process(tmp_path):
         "enable_prefix_caching": False,
         "share_prefix_cache": True,
         "num_blocks": 99,
+        "state_cache_gib": 0.125,
         "block_size": 32,
         "threads": 3,
         "tensor_parallel_size": 4,
