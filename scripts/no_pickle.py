@@ -62,7 +62,7 @@ DYNAMIC = {
     "ipc/slipstream_ipc/fork_server.py": "modules that its parent, the supervisor, would execute",
 }
 # what measures other engines measures their pickles, too
-OTHERS = ROOT / "benchmarks" / "slipstream_bench" / "peers"
+OTHERS = ROOT / "benchmarks" / "slipstream_lab" / "peers"
 
 
 def findings(source: str, path: str) -> Iterator[tuple[int, str]]:

@@ -39,49 +39,49 @@ from slipstream.demo.gaps import GapSpan, longest_gap
 from slipstream.errors import StreamLostError
 from slipstream.request.requests import new_submit
 from slipstream.stack.supervisor_events import ProcessEnded, ProcessRestarted
-from slipstream_bench.chaos import chaos_series
-from slipstream_bench.chaos.chaos_report import ChaosResult, gaps_by_kind
-from slipstream_bench.chaos.chaos_series import ChaosRow, ChaosSeries, row_of
-from slipstream_bench.chaos.client_process import Follower, ReadSoFar, read_before
-from slipstream_bench.chaos.clients import ChaosClient, num_allowed
-from slipstream_bench.chaos.compare import (
+from slipstream_bench.common import process_census
+from slipstream_bench.common.provenance import commit
+from slipstream_bench.common.report import write_result
+from slipstream_core.runner.sampling.noise import exponential, row_keys
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.messages import AnswerEvent, EventKind, Fault, ModelCard, SamplingParams
+from slipstream_lab.formats.rendering import RENDERINGS
+from slipstream_verify.chaos import chaos_series
+from slipstream_verify.chaos.chaos_report import ChaosResult, gaps_by_kind
+from slipstream_verify.chaos.chaos_series import ChaosRow, ChaosSeries, row_of
+from slipstream_verify.chaos.client_process import Follower, ReadSoFar, read_before
+from slipstream_verify.chaos.clients import ChaosClient, num_allowed
+from slipstream_verify.chaos.compare import (
     AssembledStream,
     ChaosAnswer,
     assemble,
     compare,
     message_of,
 )
-from slipstream_bench.chaos.fault_injector import (
+from slipstream_verify.chaos.fault_injector import (
     ChaosFailed,
     FaultInjector,
     InjectedFault,
     mounted,
 )
-from slipstream_bench.chaos.http_process import HttpReader
-from slipstream_bench.chaos.journal import (
+from slipstream_verify.chaos.http_process import HttpReader
+from slipstream_verify.chaos.journal import (
     AskedAgain,
     Failed,
     JournalWriter,
     ReceivedDelta,
     read_journal,
 )
-from slipstream_bench.chaos.schedule import FaultKinds, PlannedFault, Round, make_schedule
-from slipstream_bench.chaos.workload.chaos_workload import WorkloadShape, make_requests
-from slipstream_bench.chaos.workload.played_formats import (
+from slipstream_verify.chaos.schedule import FaultKinds, PlannedFault, Round, make_schedule
+from slipstream_verify.chaos.workload.chaos_workload import WorkloadShape, make_requests
+from slipstream_verify.chaos.workload.played_formats import (
     ANY_FORMAT,
     PLAYED_FORMATS,
     find_played_format,
     write_tokenizer,
 )
-from slipstream_bench.chaos.workload.reference_model import TOLERANCE, margins_of
-from slipstream_bench.chaos.workload.tool_workload import make_tool_requests
-from slipstream_bench.common import process_census
-from slipstream_bench.common.provenance import commit
-from slipstream_bench.common.report import write_result
-from slipstream_bench.formats.rendering import RENDERINGS
-from slipstream_core.runner.sampling.noise import exponential, row_keys
-from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import AnswerEvent, EventKind, Fault, ModelCard, SamplingParams
+from slipstream_verify.chaos.workload.reference_model import TOLERANCE, margins_of
+from slipstream_verify.chaos.workload.tool_workload import make_tool_requests
 from slipstream_worker.streams.registration import register
 
 SHAPE = WorkloadShape(300, 20, 200, 4, vocab_size=4096, has_grammars=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -34,6 +35,25 @@ def test_help_lists_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 0
     told = capsys.readouterr().out
     assert not [name for name in commands.BENCHMARKS if f"\n    {name}" not in told]
+
+
+@pytest.mark.parametrize("name", commands.FORMER)
+def test_a_former_name_is_answered_with_what_is_there_now(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", name, "--quick"])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told == f"slipstream bench {name}: {commands.FORMER[name]}\n"
+    now = re.findall(r"`slipstream (bench [^`]*)`", told)
+    assert len(now) == 1
+    with pytest.raises(SystemExit) as ended:
+        main([*now[0].split(), "--help"])
+    assert ended.value.code == 0
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    assert f"\n    {name}" not in capsys.readouterr().out
 
 
 def test_naming_no_benchmark_imports_none() -> None:
@@ -81,8 +101,9 @@ def test_a_wheel_has_the_five_packages_alone(wheel: Path) -> None:
     assert {name for name in tops if not name.endswith(".dist-info")} == PACKAGES
 
 
-# Asks for the help of every command there is; prints each one's words. argv: where the wheel is
-# installed, the checkout, whose packages must not be found.
+# Asks for the help of every command there is; prints each one's words, with a colon where it
+# answers that it runs from a clone. argv: where the wheel is installed, the checkout, whose
+# packages must not be found.
 _PROGRAM = """
 import contextlib, io, re, sys
 installed, checkout = sys.argv[1:]
@@ -92,9 +113,15 @@ import slipstream.cli.main
 assert slipstream.cli.main.__file__.startswith(installed), slipstream.cli.main.__file__
 
 def ask(*words):
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
-        slipstream.cli.main.main([*words, "--help"])
+    told, refused = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(refused):
+        try:
+            code = slipstream.cli.main.main([*words, "--help"])
+        except SystemExit as ended:
+            code = ended.code
+    if code == 2 and "runs from a clone of Slipstream's repository" in refused.getvalue():
+        print("slipstream", *words, end=":\\n")
+        return
     assert told.getvalue().startswith("usage: "), words
     print("slipstream", *words)
     listed = re.search(r"\\n(commands|demos|benchmarks):\\n(.*?)\\n\\n", told.getvalue(), re.DOTALL)
@@ -122,5 +149,7 @@ def test_every_command_of_a_wheel_has_help(installed: Path, tmp_path: Path) -> N
     )
     assert (done.returncode, done.stderr) == (0, "")
     told = set(done.stdout.splitlines())
-    assert {f"slipstream bench {name}" for name in commands.BENCHMARKS} <= told
+    kept = {name for name in commands.BENCHMARKS if f"slipstream bench {name}" in told}
+    assert kept == {"latency", "serve", "start", "throughput"}
+    assert {f"slipstream bench {name}:" for name in commands.BENCHMARKS if name not in kept} <= told
     assert {"slipstream serve", "slipstream demo kill", "slipstream keys"} <= told

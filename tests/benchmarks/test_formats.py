@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from slipstream.cli.main import main
 from slipstream.errors import BadRequestError
-from slipstream_bench.formats import formats
-from slipstream_bench.formats.cases import BFCL_CATEGORIES, MADE_CASES, read_bfcl
-from slipstream_bench.formats.divisions import AnswerPiece, divided, pieces
-from slipstream_bench.formats.our_reader import ReadAnswer, ReadCall
-from slipstream_bench.formats.rendering import RENDERINGS, SampleCall, can_render, render
-from slipstream_bench.peers import peer_process
+from slipstream_lab.formats import formats
+from slipstream_lab.formats.cases import BFCL_CATEGORIES, MADE_CASES, read_bfcl
+from slipstream_lab.formats.divisions import AnswerPiece, divided, pieces
+from slipstream_lab.formats.our_reader import ReadAnswer, ReadCall
+from slipstream_lab.formats.rendering import RENDERINGS, SampleCall, can_render, render
+from slipstream_lab.peers import peer_process
 
 CALL = SampleCall("f", {"a": 1})
 

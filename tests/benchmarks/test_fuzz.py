@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from slipstream.cli.main import main
-from slipstream_bench.fuzz import fuzz as fuzz_command
-from slipstream_bench.fuzz import fuzz_stack
-from slipstream_bench.fuzz.attacker import KINDS
-from slipstream_bench.fuzz.fuzz_run import FuzzFailed, fuzz
-from slipstream_bench.fuzz.hostile_client import HostileClient
-from slipstream_bench.fuzz.hostile_worker import HostileWorker
+from slipstream_verify.fuzz import fuzz as fuzz_command
+from slipstream_verify.fuzz import fuzz_stack
+from slipstream_verify.fuzz.attacker import KINDS
+from slipstream_verify.fuzz.fuzz_run import FuzzFailed, fuzz
+from slipstream_verify.fuzz.hostile_client import HostileClient
+from slipstream_verify.fuzz.hostile_worker import HostileWorker
 from slipstream_worker.streams.registration import Submission
 
 MESSAGES = 20_000

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from slipstream.cli.main import main
-from slipstream_bench.common.collection_watch import CollectionWatch
-from slipstream_bench.gc_pauses import Columns, Ints, ListsOfLists
-from slipstream_bench.output_path import workload
+from slipstream_lab.common.collection_watch import CollectionWatch
+from slipstream_lab.gc_pauses import Columns, Ints, ListsOfLists
+from slipstream_lab.output_path import workload
 
 BATCH = 7
 

@@ -23,14 +23,17 @@ import torch
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.processes import started
 
-from slipstream_bench.common.bare_loop import LoopOutput, LoopStep, decode_intervals_s
-from slipstream_bench.gpu_check import bounds, prediction
-from slipstream_bench.gpu_check.__main__ import _environment, _SectionRun, _write_known, main
-from slipstream_bench.gpu_check.bounds import ForwardWork, work_of
-from slipstream_bench.gpu_check.device_use import idle_share
-from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows, write_files
-from slipstream_bench.gpu_check.models import core_config
-from slipstream_bench.gpu_check.sections import (
+from slipstream_core.runner.compilation.product_patterns import Launches
+from slipstream_core.runner.kv_cache_size import DeviceMemoryUse, cache_bytes
+from slipstream_core.runner.sampling.penalties import most_bytes
+from slipstream_lab.common.bare_loop import LoopOutput, LoopStep, decode_intervals_s
+from slipstream_verify.gpu_check import bounds, prediction
+from slipstream_verify.gpu_check.__main__ import _environment, _SectionRun, _write_known, main
+from slipstream_verify.gpu_check.bounds import ForwardWork, work_of
+from slipstream_verify.gpu_check.device_use import idle_share
+from slipstream_verify.gpu_check.gpu_report import GpuReport, read_rows, write_files
+from slipstream_verify.gpu_check.models import core_config
+from slipstream_verify.gpu_check.sections import (
     attention,
     census,
     decode,
@@ -40,10 +43,7 @@ from slipstream_bench.gpu_check.sections import (
     sampling,
     steady,
 )
-from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, SHAPES, GpuSetting
-from slipstream_core.runner.compilation.product_patterns import Launches
-from slipstream_core.runner.kv_cache_size import DeviceMemoryUse, cache_bytes
-from slipstream_core.runner.sampling.penalties import most_bytes
+from slipstream_verify.gpu_check.setting import GRACE_S, PARTS, SHAPES, GpuSetting
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "gpu-check"
@@ -290,7 +290,7 @@ def names_of(part: str) -> list[str]:
     sorted({(one.module, one.function) for part in PARTS.values() for one in part}),
 )
 def test_every_section_has_its_function(module: str, function: str) -> None:
-    found = import_module(f"slipstream_bench.gpu_check.sections.{module}")
+    found = import_module(f"slipstream_verify.gpu_check.sections.{module}")
     assert callable(getattr(found, function))
 
 
@@ -344,7 +344,7 @@ def test_packages_on_the_callers_path_are_used_as_well(tmp_path: Path) -> None:
         "    file.write(' '.join(sys.orig_argv) + '\\n')\n"
     )
     assert run_script("--help", path=tmp_path).returncode == 0
-    assert "slipstream_bench.gpu_check" in seen.read_text()
+    assert "slipstream_verify.gpu_check" in seen.read_text()
 
 
 def test_every_dependency_is_looked_for() -> None:
@@ -396,7 +396,7 @@ def test_a_part_that_there_is_not_is_told(
 
 def test_what_ends_by_the_clock_keeps_what_it_found(tmp_path: Path) -> None:
     """As `timeout` ends it, amid a part."""
-    command = [sys.executable, "-m", "slipstream_bench.gpu_check", "exactness", "--dry-run"]
+    command = [sys.executable, "-m", "slipstream_verify.gpu_check", "exactness", "--dry-run"]
     command += ["--out", str(tmp_path)]
     with started(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

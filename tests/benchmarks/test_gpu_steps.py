@@ -13,21 +13,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_bench.common.bare_loop import LoopRequest, new_scheduler
-from slipstream_bench.gpu_check.bounds import Ceilings, ForwardWork, step_work
-from slipstream_bench.gpu_check.gpu_report import GpuReport, headline, read_rows, write_files
-from slipstream_bench.gpu_check.kernel_census import (
+from slipstream_lab.common.bare_loop import LoopRequest, new_scheduler
+from slipstream_verify.gpu_check.bounds import Ceilings, ForwardWork, step_work
+from slipstream_verify.gpu_check.gpu_report import GpuReport, headline, read_rows, write_files
+from slipstream_verify.gpu_check.kernel_census import (
     KernelUse,
     counted,
     per_run,
     profiled,
     short_name,
 )
-from slipstream_bench.gpu_check.load_client import ClientLoad, lengths_of
-from slipstream_bench.gpu_check.sections.census import _Census
-from slipstream_bench.gpu_check.sections.steady import bounds_of, loop_shape
-from slipstream_bench.gpu_check.setting import GpuSetting
-from slipstream_bench.gpu_check.step_plans import plan_of, plan_of_draws, why_not_cached
+from slipstream_verify.gpu_check.load_client import ClientLoad, lengths_of
+from slipstream_verify.gpu_check.sections.census import _Census
+from slipstream_verify.gpu_check.sections.steady import bounds_of, loop_shape
+from slipstream_verify.gpu_check.setting import GpuSetting
+from slipstream_verify.gpu_check.step_plans import plan_of, plan_of_draws, why_not_cached
 
 BLOCK = 16
 VOCAB = 40

@@ -12,7 +12,7 @@ from slipstream.cli.main import main
 from slipstream.errors import BadRequestError
 from slipstream_bench.common.measures import RequestTimeline, steady
 from slipstream_bench.common.process_census import CpuSamples, process_cpu_s
-from slipstream_bench.interval import _compare
+from slipstream_lab.interval import _compare
 
 
 def _timeline(sent_s, times_s, num_tokens=None):

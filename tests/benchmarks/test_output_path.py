@@ -15,19 +15,19 @@ from tokenizers import Tokenizer
 from slipstream.cli.main import main
 from slipstream.demo_model import MODEL_PATH
 from slipstream.errors import SlipstreamError
-from slipstream_bench.common.collection_watch import CollectionWatch
-from slipstream_bench.common.memory_wire import MemoryNetwork
 from slipstream_bench.common.variants import NUM_LOGPROBS, VARIANTS, params_of
-from slipstream_bench.output_path import workload
-from slipstream_bench.output_path.delta_readers import READS
-from slipstream_bench.output_path.floor import BARE, Sent, Transport, wire_us
-from slipstream_bench.output_path.in_process_path import STAGES, OutputPath
-from slipstream_bench.output_path.output_path import with_ratios
-from slipstream_bench.output_path.path_measure import PathSetting, measure_floor
-from slipstream_bench.output_path.stopwatch import Stopwatch
-from slipstream_bench.output_path.workload import detokenizers_of, make_workload
-from slipstream_bench.peers import peer_process
-from slipstream_bench.peers.peer_process import measure_output_path
+from slipstream_lab.common.collection_watch import CollectionWatch
+from slipstream_lab.common.memory_wire import MemoryNetwork
+from slipstream_lab.output_path import workload
+from slipstream_lab.output_path.delta_readers import READS
+from slipstream_lab.output_path.floor import BARE, Sent, Transport, wire_us
+from slipstream_lab.output_path.in_process_path import STAGES, OutputPath
+from slipstream_lab.output_path.output_path import with_ratios
+from slipstream_lab.output_path.path_measure import PathSetting, measure_floor
+from slipstream_lab.output_path.stopwatch import Stopwatch
+from slipstream_lab.output_path.workload import detokenizers_of, make_workload
+from slipstream_lab.peers import peer_process
+from slipstream_lab.peers.peer_process import measure_output_path
 
 BATCH, STEPS, PROMPT_LEN = 5, 24, 16
 

@@ -13,14 +13,14 @@ from tests.helpers.patience import PATIENCE_S, Patience
 from slipstream.cli.main import main
 from slipstream.errors import EngineError
 from slipstream_bench.common.live_streams import LiveStreams, Window, random_prompts
-from slipstream_bench.overlap import arrivals, delta_latency, stops
-from slipstream_bench.overlap.arrivals import Arrival
-from slipstream_bench.overlap.watched_core import RecordedRunner, StepRecord
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated.simulated_runner import load_simulated
 from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import End, Fault, SamplingParams, Submit
+from slipstream_lab.overlap import arrivals, delta_latency, stops
+from slipstream_lab.overlap.arrivals import Arrival
+from slipstream_lab.overlap.watched_core import RecordedRunner, StepRecord
 
 KEYS = {"mode", "batch", "step_ms", "variant", "tpot_ms", "efficiency", "device_idle_share"}
 

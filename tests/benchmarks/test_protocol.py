@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.cli.main import main
-from slipstream_bench.protocol.cumulative import Counted, OnlyNew, SentSteps, WholeHistories
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.history.logprob_log import LogprobLog, Logprobs
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import Admit, Admitted, Frame, SamplingParams, Step
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.transport.codec import worker_codec
+from slipstream_lab.protocol.cumulative import Counted, OnlyNew, SentSteps, WholeHistories
 
 COUNTS = st.lists(st.integers(0, 3), min_size=3, max_size=3)
 

@@ -12,10 +12,12 @@ import pytest
 from slipstream.cli.main import main
 from slipstream_bench.common.provenance import commit
 from slipstream_bench.common.report import write_result
-from slipstream_bench.fuzz import fuzz as fuzz_command
-from slipstream_bench.fuzz import request_run
-from slipstream_bench.fuzz.hostile_requests import KINDS, MOST_ANSWERS, Bounds, hostile_request
-from slipstream_bench.fuzz.request_run import (
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.validation.sampling_params import check_params
+from slipstream_verify.fuzz import fuzz as fuzz_command
+from slipstream_verify.fuzz import request_run
+from slipstream_verify.fuzz.hostile_requests import KINDS, MOST_ANSWERS, Bounds, hostile_request
+from slipstream_verify.fuzz.request_run import (
     MOST_GROWTH_BYTES,
     MOST_STEPS,
     RequestFuzzResult,
@@ -23,8 +25,6 @@ from slipstream_bench.fuzz.request_run import (
     fuzz_requests,
     own_bytes,
 )
-from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.validation.sampling_params import check_params
 
 MIB = 2**20
 BOUNDS = Bounds(4096, 512)

@@ -6,7 +6,7 @@ import sys
 
 import psutil
 
-from slipstream_bench.peers.server_process import free_port, server_process
+from slipstream_lab.peers.server_process import free_port, server_process
 
 # it starts a process that no signal to it ends, and answers
 _SERVER = """

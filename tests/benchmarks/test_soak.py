@@ -10,7 +10,7 @@ from tests.helpers.processes import started
 
 from slipstream.cli.main import main
 from slipstream_bench.common.process_census import Holding, holding
-from slipstream_bench.soak.soak import growths
+from slipstream_verify.soak.soak import growths
 
 MIB = 2**20
 

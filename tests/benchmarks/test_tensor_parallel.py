@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.cli.main import main
-from slipstream_bench.tensor_parallel.plan_costs import decode_plan, measure_plans
+from slipstream_lab.tensor_parallel.plan_costs import decode_plan, measure_plans
 
 
 def test_a_measured_plan_is_one_that_ranks_take() -> None:

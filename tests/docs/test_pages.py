@@ -24,7 +24,7 @@ EVERY = [*PAGES, *(ROOT / name for name in OTHERS), *sorted(DECISIONS.glob("*.md
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text() for path in EVERY}
 PACKAGES = ["ipc", "engine_core", "output_worker", "api", "benchmarks"]
 # what is in these, their modules say
-WHOLE = ("benchmarks/slipstream_bench/", "benchmarks/slipstream_lab/")
+WHOLE = tuple(f"benchmarks/slipstream_{name}/" for name in ("bench", "lab", "verify"))
 
 
 def folders_with_modules() -> set[str]:

@@ -130,7 +130,6 @@ def main() -> None:
     from tests.helpers.meta_card import META
     from tests.helpers.op_recorder import OpRecorder
 
-    from slipstream_bench.models import tiny_models
     from slipstream_core.ranks.group import join_group
     from slipstream_core.ranks.meeting import LocalMeeting
     from slipstream_core.ranks.plan_codec import PlanBuffer, packed_bytes
@@ -154,6 +153,7 @@ def main() -> None:
     from slipstream_core.runner.sharding.rank import Rank
     from slipstream_core.runner.torch_runner import TorchRunner
     from slipstream_core.step.plan import StepPlan
+    from slipstream_lab.models import tiny_models
 
     class Recorder(OpRecorder):
         """Runs all pieces; of the second rank, it fails to record the second."""

@@ -50,7 +50,7 @@ def test_packages_above_a_module_are_read_but_not_all_that_they_name(inputs: Inp
 def test_commands_and_paths_that_tests_name_are_read(inputs: Inputs) -> None:
     assert "scripts/set-up" in inputs.of("tests/scripts/test_set_up.py")
     assert "docs/serving.md" in inputs.of("tests/docs/test_pages.py")
-    assert "benchmarks/slipstream_bench/chaos/chaos.py" in inputs.of(
+    assert "benchmarks/slipstream_verify/chaos/chaos.py" in inputs.of(
         "tests/benchmarks/test_commands.py"
     )
     assert "scripts/ray-tests" in inputs.of("tests/system/ray_fleet/test_ray_fleet.py")

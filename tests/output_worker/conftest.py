@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.compiled_tables import BYTE_KINDS, Compiled, any_ids
 from tokenizers import Tokenizer
 
-from slipstream_bench.models.tokenizers_in_small import KINDS
+from slipstream_lab.models.tokenizers_in_small import KINDS
 from slipstream_worker.detokenizer.compiler import compile_table
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 from slipstream_worker.detokenizer.reference import DecodeReference

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from slipstream.client.connection.stack_session import StackSession
-from slipstream_bench.common.collection_watch import CollectionWatch
-from slipstream_bench.output_path import in_process_path
-from slipstream_bench.output_path.in_process_path import OutputPath
-from slipstream_bench.output_path.stopwatch import Stopwatch
-from slipstream_bench.output_path.workload import Workload
 from slipstream_core.workers import sender
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import WANTS_LOAD, SamplingParams
+from slipstream_lab.common.collection_watch import CollectionWatch
+from slipstream_lab.output_path import in_process_path
+from slipstream_lab.output_path.in_process_path import OutputPath
+from slipstream_lab.output_path.stopwatch import Stopwatch
+from slipstream_lab.output_path.workload import Workload
 from slipstream_worker import step_relay
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 from slipstream_worker.detokenizer.table import TokenTable

@@ -12,7 +12,7 @@ from tests.helpers.patience import PATIENCE_S
 from tests.helpers.processes import started
 
 from slipstream.errors import EngineError
-from slipstream_bench.common.simulated_stack import RunningStack, while_all_run
+from slipstream_lab.common.simulated_stack import RunningStack, while_all_run
 
 READS = [sys.executable, "-c", "import sys; sys.exit(len(sys.stdin.read()))"]
 

@@ -7,7 +7,7 @@ import json
 import msgspec
 
 from slipstream.cli.main import main
-from slipstream_bench.fleet.conversations import ChatTurn
+from slipstream_lab.fleet.conversations import ChatTurn
 
 
 def test_a_turn_is_what_its_events_say():

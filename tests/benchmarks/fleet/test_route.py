@@ -6,7 +6,7 @@ import json
 
 from slipstream.cli.main import main
 from slipstream.fleet.prompt_keys import chat_key
-from slipstream_bench.fleet.route import _turns
+from slipstream_lab.fleet.route import _turns
 
 
 def test_prompts_have_the_length_that_is_asked_for():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from slipstream.cli.main import main
-from slipstream_bench.fleet.scale import _compare
+from slipstream_lab.fleet.scale import _compare
 
 
 def test_throughput_is_compared_with_n_times_one():

@@ -25,7 +25,6 @@ from tests.helpers.meta_card import (
 from tests.helpers.token_constraints import asked
 from transformers import LlamaConfig
 
-from slipstream_bench.models.tiny_models import ARCHITECTURES
 from slipstream_core.runner.cuda.decode_graphs import KINDS
 from slipstream_core.runner.cuda.readback import EndedStep, StepReadback
 from slipstream_core.runner.kv_cache_size import costliest_plan, largest_plan
@@ -35,6 +34,7 @@ from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.scheduler.constraint_columns import ConstraintColumns
 from slipstream_core.step.plan import ListedLogprobs, PromptPlan, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
+from slipstream_lab.models.tiny_models import ARCHITECTURES
 
 SERVED = [each for each in ARCHITECTURES if each.refused is None]
 VOCAB = 600  # more than there are candidates

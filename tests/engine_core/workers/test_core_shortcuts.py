@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import msgpack
 
-from slipstream_bench.common.memory_wire import MemoryConnection, MemoryNetwork
 from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.step.plan import Logprobs, ModelInfo, Runner
@@ -42,6 +41,7 @@ from slipstream_ipc.messages import (
     Withdraw,
 )
 from slipstream_ipc.transport.codec import worker_codec
+from slipstream_lab.common.memory_wire import MemoryConnection, MemoryNetwork
 
 ADDRESS = "ipc:///memory/core"
 EOS = 7

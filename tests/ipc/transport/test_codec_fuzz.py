@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream_bench.fuzz.mutation import flipped, noise, restructured, truncated
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
     Admit,
@@ -37,6 +36,7 @@ from slipstream_ipc.transport.codec import (
     front_codec,
     worker_codec,
 )
+from slipstream_verify.fuzz.mutation import flipped, noise, restructured, truncated
 
 CODECS = (front_codec(), client_codec(), core_codec(), worker_codec())
 FAULT = Fault("engine", "why", "field")

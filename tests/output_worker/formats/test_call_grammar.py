@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.helpers.answers import read
 from tests.helpers.grammar_walk import SmallModel, compiled_for, model_of, walk
 
-from slipstream_bench.formats.rendering import RENDERINGS, SampleCall, format_of, render
 from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
 from slipstream_core.reasoning import ReasoningState
 from slipstream_ipc.errors import BadRequest
@@ -20,6 +19,7 @@ from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
 from slipstream_ipc.formats.table import CALLS, REASONING, WHOLE, compose
 from slipstream_ipc.messages import FRAMED, StructuredOutputs
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
+from slipstream_lab.formats.rendering import RENDERINGS, SampleCall, format_of, render
 from slipstream_worker.formats.argument_grammar import json_rule
 from slipstream_worker.formats.call_grammar import (
     Opened,

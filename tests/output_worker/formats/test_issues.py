@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import pytest
 from tests.helpers.grammar_walk import SmallModel
 
-from slipstream_bench.formats import our_reader
-from slipstream_bench.formats.divisions import AnswerPiece, divided, pieces
-from slipstream_bench.formats.our_reader import ReadAnswer, ReadCall
-from slipstream_bench.formats.rendering import RENDERINGS, SampleCall, render
 from slipstream_core.reasoning import Allowed, ReasoningState
 from slipstream_ipc.formats.answer_format import delimiters
 from slipstream_ipc.formats.table import CALLS, REASONING, compose, find_format
 from slipstream_ipc.messages.answer import AnswerOptions, EventKind
+from slipstream_lab.formats import our_reader
+from slipstream_lab.formats.divisions import AnswerPiece, divided, pieces
+from slipstream_lab.formats.our_reader import ReadAnswer, ReadCall
+from slipstream_lab.formats.rendering import RENDERINGS, SampleCall, render
 from slipstream_worker.formats.call_grammar import Opened, call_grammar
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
 from slipstream_worker.formats.places import Place

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from slipstream_bench.formats import our_reader
-from slipstream_bench.formats.cases import MADE_CASES, AnswerCase
-from slipstream_bench.formats.divisions import AnswerPiece, divided, pieces
-from slipstream_bench.formats.rendering import (
+from slipstream_ipc.formats.table import CALLS, WHOLE
+from slipstream_lab.formats import our_reader
+from slipstream_lab.formats.cases import MADE_CASES, AnswerCase
+from slipstream_lab.formats.divisions import AnswerPiece, divided, pieces
+from slipstream_lab.formats.rendering import (
     RENDERINGS,
     SampleCall,
     can_render,
     format_of,
     render,
 )
-from slipstream_ipc.formats.table import CALLS, WHOLE
 
 KNOWN = [variant for variant in RENDERINGS if our_reader.compiled(variant) is not None]
 CONTENT = "Let me see."

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.helpers.answers import delimiter_tokens, divide, join, read, to_items
 
-from slipstream_bench.formats.rendering import RENDERINGS, SampleCall, format_of, render
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.formats.answer_format import digest
 from slipstream_ipc.formats.table import CALLS, REASONING, WHOLE, compose, find_format
 from slipstream_ipc.formats.tool_types import encode_tool_types
 from slipstream_ipc.messages import Admit, AnswerEvent, AnswerSettings, EventKind, SamplingParams
 from slipstream_ipc.row_set import RowSet
+from slipstream_lab.formats.rendering import RENDERINGS, SampleCall, format_of, render
 from slipstream_worker.clients import deltas
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory

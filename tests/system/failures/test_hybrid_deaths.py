@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream_bench.models import tiny_models
+from slipstream_lab.models import tiny_models
 
 PROMPTS = [[5 + 7 * row + 3 * at for at in range(4 + 9 * row)] for row in range(4)]
 NUM_OUTPUTS = 30

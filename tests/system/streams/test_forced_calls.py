@@ -18,7 +18,7 @@ from tests.helpers.stacks import spareless_stack
 from tokenizers import Tokenizer
 
 from slipstream import BadRequestError, Stack
-from slipstream_bench.chaos.workload.played_formats import PLAYED_FORMATS, write_tokenizer
+from slipstream_verify.chaos.workload.played_formats import PLAYED_FORMATS, write_tokenizer
 
 NOTE = {
     "type": "object",

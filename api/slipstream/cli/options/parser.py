@@ -26,8 +26,8 @@ _INDENT = 4  # of the names of commands
 class Command(NamedTuple):
     """A command of the command line.
 
-    purpose: one line of help. target: `module:function`; the function takes the command's `Parser`,
-    adds its options and sets the default of `run`.
+    purpose: one line of help; a command without one is not listed. target: `module:function`; the
+    function takes the command's `Parser`, adds its options and sets the default of `run`.
     """
 
     purpose: str
@@ -162,8 +162,11 @@ def add_commands(parser: Parser, dest: str, commands: Mapping[str, Command]) -> 
         title=f"{dest}s", dest=dest, required=True, metavar=dest.upper(), prog=parser.prog
     )
     for name, (purpose, target) in commands.items():
-        about = f"{purpose[0].upper()}{purpose[1:]}."
-        parsers.add_parser(name, help=purpose, description=about, target=target)
+        if purpose:
+            about = f"{purpose[0].upper()}{purpose[1:]}."
+            parsers.add_parser(name, help=purpose, description=about, target=target)
+        else:
+            parsers.add_parser(name, target=target)
 
 
 def installed_commands() -> dict[str, Command]:

@@ -1,6 +1,6 @@
 """An HTTP/1.1 client for load generation, and the events of a streamed answer.
 
-- No task wakes for a piece of a body: the parser (httptools) calls the sink from within
+- No task wakes for a piece of a body: the parser calls the sink from within
   `data_received`. General-purpose clients, which do wake one, cost two to ten times as much per
   chunk.
 - Connections are kept alive and carry one exchange at a time. A kept connection that turns out to
@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import cast
 from urllib.parse import SplitResult
 
-import httptools
+from slipstream_bench.common.load.response_parser import MalformedResponseError, ResponseParser
 
 Sink = Callable[[bytes], None]  # may raise RequestFailedError, which ends the exchange
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -118,7 +118,7 @@ class _Connection(asyncio.Protocol):
     """One socket and the exchange in progress on it."""
 
     def __init__(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser = ResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[None] | None = None
         self._forget()
@@ -133,7 +133,7 @@ class _Connection(asyncio.Protocol):
         self._sink = sink
         self._status = 0
         self._refusal = b""
-        self._has_end = False  # otherwise the end of the connection ends the body
+        self._parser.begin()
 
     async def exchange(self, message: bytes, sink: Sink) -> None:
         """Send one request and wait for its answer."""
@@ -177,28 +177,22 @@ class _Connection(asyncio.Protocol):
         """Bytes have arrived."""
         self.was_silent = False
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+            self._parser.feed(data)
+        except MalformedResponseError as error:
             self._break(RequestFailedError("malformed", str(error)))
 
     def connection_lost(self, error: Exception | None) -> None:
         """The socket is closed."""
         self._transport = None
-        if error is None and self._status and not self._has_end:
-            self._finish(None)
-        else:
+        if error is not None or not self._parser.end():
             why = str(error or "the connection was closed")
             self._finish(RequestFailedError("disconnected", why))
 
-    # ---- httptools calls these -----------------------------------------------------------------
+    # ---- the parser calls these ----------------------------------------------------------------
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header of the answer."""
-        self._has_end = self._has_end or name.lower() in {b"content-length", b"transfer-encoding"}
-
-    def on_headers_complete(self) -> None:
+    def on_head(self, status: int) -> None:
         """The answer's headers are complete."""
-        self._status = self._parser.get_status_code()
+        self._status = status
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the answer's body."""
@@ -210,9 +204,9 @@ class _Connection(asyncio.Protocol):
             except RequestFailedError as error:
                 self._break(error)
 
-    def on_message_complete(self) -> None:
+    def on_end(self) -> None:
         """The answer is complete."""
-        if not self._parser.should_keep_alive() and self._transport is not None:
+        if not self._parser.keeps_alive and self._transport is not None:
             self._transport.close()
         self._finish(None)
 

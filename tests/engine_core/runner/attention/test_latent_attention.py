@@ -10,11 +10,11 @@ import torch
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 
-from slipstream_bench.models import tiny_models
 from slipstream_core.runner.attention import kv_cache
 from slipstream_core.runner.attention.interface import AttentionParams, paged_attention
 from slipstream_core.runner.attention.latent_attention import cache_latents, latent_projections
 from slipstream_core.runner.model.loader import load_model
+from slipstream_lab.models import tiny_models
 
 torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
 

@@ -13,7 +13,6 @@ import torch
 from tests.helpers.meta_card import META, Watch, meta_model
 from torch.fx import GraphModule
 
-from slipstream_bench.models.tiny_models import ARCHITECTURES, Architecture
 from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.attention.interface import CacheSlots
 from slipstream_core.runner.compilation.fuse_card import launches_by_layer
@@ -21,6 +20,7 @@ from slipstream_core.runner.compilation.trace import compile_graph
 from slipstream_core.runner.compilation.trace_card import fused_graph
 from slipstream_core.runner.cuda.forward_ops import ForwardOps
 from slipstream_core.runner.model.loader import LoadedModel
+from slipstream_lab.models.tiny_models import ARCHITECTURES, Architecture
 
 GOALS = 12, 25  # of a dense layer, of one with experts
 

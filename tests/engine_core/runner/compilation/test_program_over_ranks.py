@@ -17,7 +17,6 @@ from tests.helpers.lockstep_ranks import LockstepRanks, lockstep_ranks
 from tests.helpers.patience import PATIENCE_S
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from slipstream_bench.models import tiny_models
 from slipstream_core.runner.compilation import trace
 from slipstream_core.runner.compilation.operations import (
     ADD,
@@ -33,6 +32,7 @@ from slipstream_core.runner.model.loader import load_model
 from slipstream_core.runner.sharding.collectives import ExchangeFailed
 from slipstream_core.runner.sharding.exchange import ExchangeTimeoutError, SharedExchange
 from slipstream_core.runner.sharding.rank import Rank
+from slipstream_lab.models import tiny_models
 
 torch.set_num_threads(1)
 FOUND = kernels()

@@ -9,10 +9,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from slipstream_bench.models import tiny_models
 from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.model.loader import load_model
 from slipstream_core.runner.sharding.rank import Rank
+from slipstream_lab.models import tiny_models
 
 TINY = next(each for each in tiny_models.ARCHITECTURES if each.name == "Qwen3-VL, as text")
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from tests.helpers.lockstep_ranks import LockstepRanks, lockstep_ranks
 
-from slipstream_bench.models import tiny_models
 from slipstream_core.runner.compilation.trace import TRIALS
 from slipstream_core.runner.model.loader import load_model
+from slipstream_lab.models import tiny_models
 
 pytestmark = pytest.mark.process
 

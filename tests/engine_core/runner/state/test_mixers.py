@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream_bench.models import tiny_models
 from slipstream_core.runner.attention.interface import TrialContext
 from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.model.loader import load_model
@@ -23,6 +22,7 @@ from slipstream_core.runner.state.state_cache import (
     StateError,
     concerns_states,
 )
+from slipstream_lab.models import tiny_models
 
 WIDTH = 6
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slipstream_bench.models import tiny_models
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner import torch_factory
 from slipstream_core.runner.host_memory import HostMemory
@@ -18,6 +17,7 @@ from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.model.loader import LoadedModel, load_model
 from slipstream_core.runner.state.state_memory import num_snapshots, states_bytes, with_states
 from slipstream_core.runner.torch_factory import load_runner
+from slipstream_lab.models import tiny_models
 
 UNSET = ("max_num_seqs",)
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from slipstream_bench.models import tiny_models
 from slipstream_core.runner.model.loader import LoadedModel, load_model
 from slipstream_core.runner.state.state_pool import StatePool, StateStep
 from slipstream_core.runner.torch_runner import TorchRunner
@@ -24,6 +23,7 @@ from slipstream_core.scheduler.request_blocks import RequestBlocks
 from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
 from slipstream_core.step.plan import StepFailed, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
+from slipstream_lab.models import tiny_models
 
 BLOCK = 4
 NUM_OUTPUTS = 20

@@ -27,14 +27,6 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from tests.helpers.meta_card import meta_model
 from tests.helpers.patience import PATIENCE_S
 
-from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows
-from slipstream_bench.gpu_check.kernels.compile_process import SMALL_LAYERS, jobs_of, with_early
-from slipstream_bench.gpu_check.kernels.compile_target import TargetDriver, resources
-from slipstream_bench.gpu_check.kernels.parallel_compile import compile_all
-from slipstream_bench.gpu_check.models import ARCHITECTURES, small_config
-from slipstream_bench.gpu_check.reference_cases import AttentionCase, make_scene
-from slipstream_bench.gpu_check.sections import compiling, tiles
-from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner import dependent_launch
 from slipstream_core.runner.attention import kv_cache
 from slipstream_core.runner.attention.geometry import LayerGeometry
@@ -81,6 +73,14 @@ from slipstream_core.runner.sampling import vocab_scan_kernels
 from slipstream_core.runner.sampling.vocab_scan_kernels import scan_slices
 from slipstream_core.runner.sampling.whole_vocab_kernels import redraw
 from slipstream_core.runner.sampling.whole_vocab_sampling import WholeVocabSampler
+from slipstream_verify.gpu_check.gpu_report import GpuReport, read_rows
+from slipstream_verify.gpu_check.kernels.compile_process import SMALL_LAYERS, jobs_of, with_early
+from slipstream_verify.gpu_check.kernels.compile_target import TargetDriver, resources
+from slipstream_verify.gpu_check.kernels.parallel_compile import compile_all
+from slipstream_verify.gpu_check.models import ARCHITECTURES, small_config
+from slipstream_verify.gpu_check.reference_cases import AttentionCase, make_scene
+from slipstream_verify.gpu_check.sections import compiling, tiles
+from slipstream_verify.gpu_check.setting import GpuSetting
 
 FORWARD = [
     getattr(forward_kernels, name)

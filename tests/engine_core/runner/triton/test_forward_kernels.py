@@ -17,7 +17,6 @@ pytest.importorskip("triton", reason="Triton is not installed; scripts/triton-te
 if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
     pytest.skip("needs a card, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from slipstream_bench.models import tiny_models
 from slipstream_core.runner.attention.interface import CacheSlots
 from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
@@ -26,6 +25,7 @@ from slipstream_core.runner.compilation.trace_card import OwnStored, trace_for_c
 from slipstream_core.runner.cuda import forward_ops
 from slipstream_core.runner.cuda.forward_ops import ForwardOps
 from slipstream_core.runner.model.loader import load_model
+from slipstream_lab.models import tiny_models
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALVES = (torch.bfloat16, torch.float16)

@@ -20,7 +20,10 @@ if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
 
 import triton.language as tl
 
-from slipstream_bench.gpu_check.reference_cases import (
+from slipstream_core.runner.attention import kv_cache, triton_kernels
+from slipstream_core.runner.attention.backend_choice import triton_attention
+from slipstream_core.runner.attention.triton_backend import StepRows, TritonAttention
+from slipstream_verify.gpu_check.reference_cases import (
     LIMITS,
     AttentionCase,
     Scene,
@@ -29,9 +32,6 @@ from slipstream_bench.gpu_check.reference_cases import (
     make_scene,
     relative_error,
 )
-from slipstream_core.runner.attention import kv_cache, triton_kernels
-from slipstream_core.runner.attention.backend_choice import triton_attention
-from slipstream_core.runner.attention.triton_backend import StepRows, TritonAttention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

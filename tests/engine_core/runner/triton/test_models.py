@@ -12,11 +12,11 @@ pytest.importorskip("triton", reason="Triton is not installed; scripts/triton-te
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("runs a model on a CPU with TRITON_INTERPRET=1", allow_module_level=True)
 
-from slipstream_bench.models import tiny_models
 from slipstream_core.runner import torch_runner
 from slipstream_core.runner.attention.triton_backend import TritonContext
 from slipstream_core.runner.cuda.forward_ops import ForwardOps
 from slipstream_core.runner.model.loader import load_model
+from slipstream_lab.models import tiny_models
 
 # window and softcap; norms of queries and keys; sinks; latents. In float32 torch records no
 # grouped product, so models with experts are not fused here, as on a card in float32.

@@ -16,7 +16,6 @@ pytest.importorskip("triton", reason="Triton is not installed; scripts/triton-te
 if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
     pytest.skip("needs a card, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from slipstream_bench.models import tiny_models
 from slipstream_core.runner.compilation.trace import eager
 from slipstream_core.runner.compilation.trace_card import OwnStored, trace_for_card
 from slipstream_core.runner.cuda import forward_ops, row_products
@@ -31,6 +30,7 @@ from slipstream_core.runner.cuda.row_products import (
     row_product,
 )
 from slipstream_core.runner.model.loader import load_model
+from slipstream_lab.models import tiny_models
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -16,12 +16,12 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 from tests.helpers.patience import PATIENCE_S
 
-from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows
-from slipstream_bench.gpu_check.kernels import small_cases
-from slipstream_bench.gpu_check.kernels.operator_cases import operator_cases
-from slipstream_bench.gpu_check.sections import operators, sanitizer
-from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.cuda.forward_ops import ForwardOps
+from slipstream_verify.gpu_check.gpu_report import GpuReport, read_rows
+from slipstream_verify.gpu_check.kernels import small_cases
+from slipstream_verify.gpu_check.kernels.operator_cases import operator_cases
+from slipstream_verify.gpu_check.sections import operators, sanitizer
+from slipstream_verify.gpu_check.setting import GpuSetting
 
 # says what it is to watch
 TOOL = """#!/bin/sh

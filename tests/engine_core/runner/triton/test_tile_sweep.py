@@ -16,13 +16,13 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 from tests.helpers.patience import PATIENCE_S
 
-from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows
-from slipstream_bench.gpu_check.kernels import tile_sweep
-from slipstream_bench.gpu_check.kernels.tile_sweep import TileScene, tile_cases, tile_name
-from slipstream_bench.gpu_check.sections import tiles
-from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.attention.tiles import Tile
 from slipstream_core.runner.attention.triton_backend import Launch
+from slipstream_verify.gpu_check.gpu_report import GpuReport, read_rows
+from slipstream_verify.gpu_check.kernels import tile_sweep
+from slipstream_verify.gpu_check.kernels.tile_sweep import TileScene, tile_cases, tile_name
+from slipstream_verify.gpu_check.sections import tiles
+from slipstream_verify.gpu_check.setting import GpuSetting
 
 
 @pytest.fixture

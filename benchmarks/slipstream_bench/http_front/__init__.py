@@ -1,1 +1,0 @@
-"""`slipstream bench front`: what a streamed event costs the HTTP front's process."""

@@ -1,0 +1,1 @@
+"""`slipstream bench compare`: Slipstream beside other engines, settings and ways of asking."""

@@ -1,0 +1,668 @@
+"""Tiny random models of many architectures, and their comparison with transformers. The list says
+what is served token for token as `generate` would, what is refused, and why; the tests and the
+table of architectures both read it here.
+
+A model is built from a configuration of a few kilobytes, saved, loaded like any checkpoint, and run
+by the engine's own scheduler, one step ahead. Weights are random but wide, so that greedy outputs
+wander over the vocabulary instead of repeating one token.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from slipstream_core.runner.model.loader import LoadedModel
+from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_lab.common.bare_loop import LoopRequest, drive
+
+VOCAB_SIZE = 199
+MAX_MODEL_LEN = 128  # tokens
+BLOCK_SIZE = 4  # tokens
+NUM_OUTPUTS = 24  # tokens of each request
+PROMPT_LENS = (5, 23, 1, 41, 12)  # on both sides of the sliding windows and of a step's budget
+WINDOW = 8  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One row of the table."""
+
+    name: str
+    config_class: str  # transformers' class name
+    options: dict[str, Any]  # its arguments
+    refused: str | None = None  # part of the error text, if it is refused
+
+    def config(self) -> transformers.PreTrainedConfig:
+        """A fresh configuration."""
+        config: transformers.PreTrainedConfig = getattr(transformers, self.config_class)(
+            **self.options
+        )
+        return config
+
+
+@dataclass(frozen=True, slots=True)
+class ServingVariant:
+    """A way of serving the same requests, which must not change their outputs."""
+
+    name: str
+    together: bool  # all requests at once, rather than one after another
+    num_blocks: int
+    max_num_batched_tokens: int
+
+
+ALONE = ServingVariant("alone", False, 200, 512)
+CHUNKED = ServingVariant("chunked", True, 200, 16)  # no prompt but the shortest fits one step
+# 5 requests of up to 65 tokens need 62 blocks: some are preempted
+PREEMPTED = ServingVariant("preempted", True, 34, 20)
+PACKED = ServingVariant("packed", True, 200, 512)  # all prompts in one step
+VARIANTS = (ALONE, CHUNKED, PREEMPTED)
+
+
+def save(architecture: Architecture, folder: Path) -> None:
+    """Save a checkpoint with random weights; for refused architectures only the configuration."""
+    if architecture.refused is not None:
+        architecture.config().save_pretrained(folder)
+        return
+    torch.manual_seed(0)
+    model = _auto(architecture.config()).from_config(architecture.config(), dtype=torch.float32)
+    with torch.no_grad():  # biases, sinks and norms are initialised to constants
+        for parameter in model.parameters():
+            if parameter.dim() == 1 or parameter.min() == parameter.max():
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    model.save_pretrained(folder)
+
+
+def _auto(config: Any) -> Any:
+    """The class of a configuration: a multimodal one has its own, which answers text, too."""
+    is_plain = config.get_text_config() is config
+    return AutoModelForCausalLM if is_plain else transformers.AutoModelForMultimodalLM
+
+
+def prompts() -> list[list[int]]:
+    """The prompts that every model answers."""
+    rng = random.Random(1)  # noqa: S311  (test data)
+    return [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in PROMPT_LENS]
+
+
+def generate(folder: Path) -> list[list[int]]:
+    """The output of transformers' `generate`, one prompt at a time."""
+    auto = _auto(transformers.AutoConfig.from_pretrained(folder))
+    model = auto.from_pretrained(folder, attn_implementation="eager").eval()
+    return [
+        model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=NUM_OUTPUTS,
+            min_new_tokens=NUM_OUTPUTS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        for prompt in prompts()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The engine's output."""
+
+    outputs: list[list[int]]
+    num_preemptions: int
+
+
+def serve(
+    model: LoadedModel,
+    *variants: ServingVariant,
+    make: Callable[..., TorchRunner] = TorchRunner,
+    **options: Any,
+) -> list[Served]:
+    """Run the prompts with the engine's scheduler and runner, one step ahead.
+
+    One runner, made with `options`, serves all variants: preparing the model takes as long as
+    everything after it. make: its class, or what takes the same arguments.
+    """
+    runner = make(
+        model,
+        num_blocks=max(variant.num_blocks for variant in variants),
+        block_size=BLOCK_SIZE,
+        max_num_seqs=len(PROMPT_LENS),
+        threads=1,
+        **options,
+    )
+    try:
+        return [_serve_variant(runner, variant) for variant in variants]
+    finally:
+        runner.close()
+
+
+def _serve_variant(runner: TorchRunner, variant: ServingVariant) -> Served:
+    if variant.together:
+        return _serve_together(runner, variant, prompts())
+    alone = [_serve_together(runner, variant, [prompt]) for prompt in prompts()]
+    return Served([served.outputs[0] for served in alone], 0)
+
+
+def _serve_together(runner: TorchRunner, variant: ServingVariant, some: list[list[int]]) -> Served:
+    requests = [LoopRequest(np.array(prompt, np.uint32), NUM_OUTPUTS) for prompt in some]
+    driven = drive(
+        runner,
+        requests,
+        budget=variant.max_num_batched_tokens,
+        num_blocks=variant.num_blocks,
+    )
+    return Served([output.token_ids for output in driven.outputs], driven.num_preemptions)
+
+
+def num_equal(outputs: list[list[int]], expected: list[list[int]]) -> int:
+    """The number of equal tokens, position by position."""
+    pairs = zip(outputs, expected, strict=True)
+    return sum(a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True))
+
+
+_BASE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_MODEL_LEN,
+    "initializer_range": 0.15,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,  # with tied embeddings a wide random model repeats its input
+}
+
+
+def _served(name: str, config_class: str, **options: Any) -> Architecture:
+    return Architecture(name, config_class, _BASE | options)
+
+
+def _refused(name: str, config_class: str, reason: str, **options: Any) -> Architecture:
+    return Architecture(name, config_class, {"vocab_size": VOCAB_SIZE} | options, refused=reason)
+
+
+_MOE: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_TWO_BY_TWO: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+_PARTLY_ROTARY: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+    }
+}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+}
+_DEEPSEEK = {
+    **_MOE,
+    **_LATENT,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+_NOT_REPLACEABLE = "does not allow its attention to be replaced"
+
+
+def _rope(rope_type: str, **options: float) -> dict[str, Any]:
+    return {"rope_type": rope_type, "rope_theta": 10000.0} | options
+
+
+_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "depth": 1,
+    "num_heads": 2,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "image_size": 16,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}
+_QWEN_TOKENS: dict[str, Any] = {
+    "image_token_id": 190,
+    "video_token_id": 191,
+    "vision_start_token_id": 192,
+    "vision_end_token_id": 193,
+}
+
+
+def _tower(
+    name: str,
+    config_class: str,
+    *vision: str,
+    text: dict[str, Any] | None = None,
+    **options: Any,
+) -> Architecture:
+    """A multimodal model, served as text. vision: the numbers that its tower's class takes."""
+    tower = {each: _VISION[each] for each in vision}
+    given = {"text_config": _BASE | (text or {}), "vision_config": tower, **options}
+    return Architecture(name, config_class, given | {"tie_word_embeddings": False})
+
+
+_SIGLIP = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "patch_size",
+    "image_size",
+)
+_QWEN_VISION = (
+    "hidden_size",
+    "intermediate_size",
+    "depth",
+    "num_heads",
+    "patch_size",
+    "out_hidden_size",
+)
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+
+
+ARCHITECTURES: tuple[Architecture, ...] = (
+    _served("Llama", "LlamaConfig"),
+    _served(
+        "Llama, llama3 rope",
+        "LlamaConfig",
+        rope_parameters=_rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=32,
+        ),
+    ),
+    _served("Llama, tied embeddings", "LlamaConfig", tie_word_embeddings=True),
+    _served("Qwen2", "Qwen2Config"),
+    _served(
+        "Qwen2, sliding window",
+        "Qwen2Config",
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        max_window_layers=2,
+    ),
+    _served("Qwen2-MoE", "Qwen2MoeConfig", **_MOE, num_experts=4),
+    _served("Qwen3", "Qwen3Config", head_dim=32),
+    _served(
+        "Qwen3, YaRN rope",
+        "Qwen3Config",
+        head_dim=16,
+        rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=32),
+    ),
+    _served("Qwen3-MoE", "Qwen3MoeConfig", **_MOE, head_dim=16, num_experts=8),
+    _served("Mistral, sliding window", "MistralConfig", sliding_window=WINDOW),
+    _served("Ministral, sliding window", "MinistralConfig", head_dim=16, sliding_window=WINDOW),
+    _served("Mixtral", "MixtralConfig", num_local_experts=4, num_experts_per_tok=2),
+    _served("Gemma", "GemmaConfig", head_dim=16),
+    _served(
+        "Gemma 2",
+        "Gemma2Config",
+        head_dim=16,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=16,
+        attn_logit_softcapping=2.0,
+    ),
+    _served(
+        "Gemma 3",
+        "Gemma3TextConfig",
+        head_dim=16,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=16,
+        **_TWO_BY_TWO,
+    ),
+    _served("Phi", "PhiConfig", **_PARTLY_ROTARY),
+    _served("Phi-3", "Phi3Config", sliding_window=WINDOW),
+    _served("Phi-3.5-MoE", "PhimoeConfig", num_local_experts=4, num_experts_per_tok=2),
+    _served("GPT-2", "GPT2Config", n_positions=MAX_MODEL_LEN, initializer_range=0.4),
+    _served("GPT-BigCode", "GPTBigCodeConfig", n_positions=MAX_MODEL_LEN, initializer_range=0.4),
+    _served("GPT-NeoX", "GPTNeoXConfig"),
+    _served(
+        "GPT-OSS",
+        "GptOssConfig",
+        head_dim=16,
+        sliding_window=WINDOW,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters=_rope("default"),
+    ),
+    _served("OPT", "OPTConfig", ffn_dim=128, word_embed_proj_dim=64, init_std=0.4),
+    _served("StarCoder2, sliding window", "Starcoder2Config", sliding_window=WINDOW),
+    _served("Granite", "GraniteConfig", attention_multiplier=0.2),
+    _served("Granite-MoE", "GraniteMoeConfig", num_local_experts=4, num_experts_per_tok=2),
+    _served("Cohere", "CohereConfig"),
+    _served("Cohere, normed heads", "CohereConfig", use_qk_norm=True),
+    _served("Cohere 2", "Cohere2Config", sliding_window=WINDOW),
+    _served("OLMo", "OlmoConfig"),
+    _served("OLMo 2", "Olmo2Config"),
+    _served("OLMo 3", "Olmo3Config", sliding_window=WINDOW),
+    _served("OLMoE", "OlmoeConfig", num_experts=4, num_experts_per_tok=2),
+    _served("DeepSeek V2 (MLA)", "DeepseekV2Config", **_DEEPSEEK),
+    _served("DeepSeek V3 (MLA)", "DeepseekV3Config", **_DEEPSEEK),
+    _served("MiniCPM3 (MLA)", "MiniCPM3Config", **_LATENT),
+    _served("GLM", "GlmConfig", head_dim=16),
+    _served("GLM-4", "Glm4Config", head_dim=16),
+    _served(
+        "GLM-4-MoE",
+        "Glm4MoeConfig",
+        **_MOE,
+        head_dim=16,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+    ),
+    _served("GLM-4.7-Flash (MLA)", "Glm4MoeLiteConfig", **_DEEPSEEK),
+    _served("SmolLM3", "SmolLM3Config"),
+    _served("ERNIE 4.5", "Ernie4_5Config", head_dim=16),
+    _served("EXAONE 4, sliding window", "Exaone4Config", sliding_window=WINDOW),
+    _served("Seed-OSS", "SeedOssConfig", head_dim=16),
+    _served("Hunyuan", "HunYuanDenseV1Config", head_dim=16),
+    _served(
+        "MiniMax-M2", "MiniMaxM2Config", head_dim=16, num_local_experts=4, num_experts_per_tok=2
+    ),
+    _served("Arcee", "ArceeConfig"),
+    _served("Apertus", "ApertusConfig"),
+    _served("Helium", "HeliumConfig", head_dim=16),
+    _tower(
+        "Gemma 3, as text",
+        "Gemma3Config",
+        *_SIGLIP,
+        text={"head_dim": 16, "sliding_window": WINDOW, **_TWO_BY_TWO},
+        image_token_index=190,
+        boi_token_index=191,
+        eoi_token_index=192,
+        mm_tokens_per_image=4,
+    ),
+    _tower(
+        "Gemma 4, as text",
+        "Gemma4Config",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "patch_size",
+        text={
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 2,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+        },
+        audio_config=None,
+        image_token_id=190,
+    ),
+    _tower(
+        "Mistral 3, as text",
+        "Mistral3Config",
+        *_SIGLIP,
+        text={"model_type": "mistral", "head_dim": 16},
+        image_token_index=190,
+    ),
+    _tower(
+        "Qwen2-VL, as text",
+        "Qwen2VLConfig",
+        "depth",
+        "num_heads",
+        "patch_size",
+        text={"rope_parameters": _MROPE},
+        **_QWEN_TOKENS,
+    ),
+    _tower(
+        "Qwen2.5-VL, as text",
+        "Qwen2_5_VLConfig",
+        *_QWEN_VISION,
+        text={"rope_parameters": _MROPE},
+        **_QWEN_TOKENS,
+    ),
+    _tower(
+        "Qwen3-VL, as text",
+        "Qwen3VLConfig",
+        *_QWEN_VISION,
+        "num_position_embeddings",
+        "deepstack_visual_indexes",
+        text={"head_dim": 16, "rope_parameters": _MROPE | {"mrope_interleaved": True}},
+        **_QWEN_TOKENS,
+    ),
+    _tower(
+        "Qwen3-VL-MoE, as text",
+        "Qwen3VLMoeConfig",
+        *_QWEN_VISION,
+        "num_position_embeddings",
+        "deepstack_visual_indexes",
+        text={
+            **_MOE,
+            "head_dim": 16,
+            "num_experts": 8,
+            "rope_parameters": _MROPE | {"mrope_interleaved": True},
+        },
+        **_QWEN_TOKENS,
+    ),
+    _tower(
+        "LLaVA, as text",
+        "LlavaConfig",
+        *_SIGLIP,
+        text={"model_type": "llama"},
+        image_token_index=190,
+    ),
+    _refused("BLOOM", "BloomConfig", _NOT_REPLACEABLE, hidden_size=32, n_layer=2, n_head=4),
+    _refused("Falcon", "FalconConfig", _NOT_REPLACEABLE, hidden_size=32, num_attention_heads=4),
+    _refused("GPT-J", "GPTJConfig", _NOT_REPLACEABLE, n_embd=32, n_head=4, rotary_dim=8),
+    _refused("MPT", "MptConfig", _NOT_REPLACEABLE, d_model=32, n_heads=4, n_layers=2),
+    _refused("StableLM", "StableLmConfig", _NOT_REPLACEABLE, hidden_size=32),
+    _refused(
+        "Nemotron",
+        "NemotronConfig",
+        "does not pass its keyword arguments on",
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    ),
+    _refused("Llama 4", "Llama4TextConfig", "layers of type chunked_attention, which see 8192"),
+    _refused("Mamba", "MambaConfig", "MambaMixer is given no cache", hidden_size=32),
+    _refused(
+        "Zamba 2",
+        "Zamba2Config",
+        "2 attention calls over 1 layers",
+        hidden_size=64,
+        num_attention_heads=4,
+        attention_head_dim=32,
+        num_hidden_layers=4,
+        layers_block_type=["linear_attention", "hybrid"] * 2,
+        num_mem_blocks=1,
+        n_mamba_heads=8,
+        mamba_headdim=16,
+        mamba_ngroups=1,
+        mamba_d_state=16,
+    ),
+    _refused("DeepSeek V3.2", "DeepseekV32Config", "layers of type indexed_attention"),
+    _refused(
+        "DiffLlama", "DiffLlamaConfig", "attention calls over", hidden_size=32, num_hidden_layers=2
+    ),
+    _refused("BERT", "BertConfig", "its attention is not causal", hidden_size=48),
+    _refused("T5", "T5Config", "has an encoder"),
+    _refused(
+        "Phi-3.5-MoE, sliding window",
+        "PhimoeConfig",
+        "names a window of 8 tokens in its configuration and None to its attention",
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        sliding_window=WINDOW,
+    ),
+    _refused(
+        "Llama, dynamic rope",
+        "LlamaConfig",
+        "has the rope type 'dynamic'",
+        hidden_size=32,
+        rope_parameters=_rope("dynamic", factor=2.0),
+    ),
+)
+
+# served as long as no request is longer than what the runner does not see
+WITHIN_LIMITS: tuple[Architecture, ...] = (
+    _served(
+        "Llama 4, within its attention_chunk_size",
+        "Llama4TextConfig",
+        head_dim=16,
+        intermediate_size_mlp=128,
+        num_local_experts=4,
+        max_position_embeddings=max(PROMPT_LENS) + NUM_OUTPUTS + 1,
+        attention_chunk_size=MAX_MODEL_LEN,
+        floor_scale=max(PROMPT_LENS) + NUM_OUTPUTS + 1,
+        attn_scale=9.0,
+        no_rope_layers=[0, 1, 0, 1],  # a scaled query reaches later keys
+    ),
+)
+
+_LINEAR = ["linear_attention"] * 3 + ["full_attention"]
+_GATED_DELTA: dict[str, Any] = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": _LINEAR,
+}
+_SHARED_MOE = _MOE | {"num_experts": 8, "shared_expert_intermediate_size": 32}
+_MAMBA_2: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 16,
+    "mamba_expand": 2,
+}
+_NEMOTRON: dict[str, Any] = {
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 1,
+    "ssm_state_size": 16,
+    "chunk_size": 16,
+}
+_SHORT_CONV: dict[str, Any] = {"layer_types": ["conv", "conv", "full_attention", "conv"]}
+_PARTS_OF_MROPE = {
+    "rope_parameters": _MROPE
+    | {"mrope_interleaved": True, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
+}
+
+# Models of which some layers carry recurrent states. Their mixers run as transformers has them, so
+# they are slower to check, and no step of theirs is recorded.
+HYBRIDS: tuple[Architecture, ...] = (
+    _served("Qwen3-Next", "Qwen3NextConfig", **_GATED_DELTA, **_SHARED_MOE),
+    _served("Qwen3.5", "Qwen3_5TextConfig", **_GATED_DELTA),
+    _served("Qwen3.5-MoE", "Qwen3_5MoeTextConfig", **_GATED_DELTA, **_SHARED_MOE),
+    _served("OLMo Hybrid", "OlmoHybridConfig", **_GATED_DELTA),
+    _served(
+        "Kimi Linear (MLA)",
+        "KimiLinearConfig",
+        **_MOE,
+        **_LATENT | {"q_lora_rank": None},
+        layer_types=_LINEAR,
+        linear_num_heads=2,
+        linear_head_dim=16,
+        n_routed_experts=8,
+        num_experts=8,
+    ),
+    _served("LFM2", "Lfm2Config", **_SHORT_CONV, block_multiple_of=32),
+    _served("LFM2-MoE", "Lfm2MoeConfig", **_MOE, **_SHORT_CONV, num_experts=4),
+    _served("LFM3", "Lfm3Config"),
+    _served("Bamba", "BambaConfig", **_MAMBA_2, attn_layer_indices=[1, 3]),
+    _served(
+        "Granite 4-H",
+        "GraniteMoeHybridConfig",
+        **_MAMBA_2,
+        layer_types=["mamba", "attention"] * 2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=32,
+        position_embedding_type="nope",
+    ),
+    _served("Falcon-H1", "FalconH1Config", **_MAMBA_2, mamba_d_ssm=128),
+    _served(
+        "Nemotron-H",
+        "NemotronHConfig",
+        **_NEMOTRON,
+        layers_block_type=["mamba", "attention", "mlp", "mamba"],
+    ),
+    _served(
+        "Nemotron-H, experts",
+        "NemotronHConfig",
+        **_NEMOTRON,
+        **_MOE,
+        layers_block_type=["mamba", "attention", "moe", "mamba"],
+        n_routed_experts=4,
+        moe_shared_expert_intermediate_size=32,
+    ),
+    _served(
+        "Jamba",
+        "JambaConfig",
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        num_experts=4,
+        mamba_d_state=16,
+        mamba_dt_rank=8,
+        use_mamba_kernels=False,
+    ),
+    _served(
+        "Ling 2.5 (bailing_hybrid)",
+        "BailingHybridConfig",
+        **_DEEPSEEK,
+        layer_types=_LINEAR,
+        num_experts=4,
+        head_dim=16,
+    ),
+    _tower(
+        "Qwen3.5, as text",
+        "Qwen3_5Config",
+        *_QWEN_VISION,
+        "num_position_embeddings",
+        text=_GATED_DELTA | _PARTS_OF_MROPE,
+        **_QWEN_TOKENS,
+    ),
+    _tower(
+        "Qwen3.5-MoE, as text",
+        "Qwen3_5MoeConfig",
+        *_QWEN_VISION,
+        "num_position_embeddings",
+        text=_GATED_DELTA | _SHARED_MOE | _PARTS_OF_MROPE,
+        **_QWEN_TOKENS,
+    ),
+    _tower(
+        "LFM2-VL, as text",
+        "Lfm2VlConfig",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "patch_size",
+        text={"model_type": "lfm2", **_SHORT_CONV, "block_multiple_of": 32},
+        image_token_id=190,
+    ),
+)
