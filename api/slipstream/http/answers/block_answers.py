@@ -41,6 +41,7 @@ from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import AnswerEvent, End, EventKind
 
 _TOKEN_BYTES = 4
+_COPIES = 2  # of a whole answer's log-probabilities: the events that end a stream have three
 _MAX_WITHHELD_BYTES = 2**22
 _KINDS = {
     BlockKind.CONTENT: EventKind.CONTENT,
@@ -126,8 +127,8 @@ class StreamedBlocks:
         if self._logged is None:
             self._exchange.finish()
         else:
-            parts = self._finish(end)
-            self._live.context.slices.add(partial(_go_on, self._live, parts), self._live.tenant)
+            num_logprobs = _COPIES * self._live.num_logprobs_of([self._state])
+            self._live.with_room(num_logprobs, partial(_add, self._live, self._finish(end)))
 
     def _finish(self, end: End) -> Parts[None]:
         """Write the events that end the answer, one in each part."""
@@ -247,7 +248,7 @@ class UnaryBlocks:
             return
         parts = self._write(state)
         if live.plan.has_logprobs:
-            live.context.slices.add(partial(_go_on, live, parts), live.tenant)
+            live.with_room(live.num_logprobs_of([state]), partial(_add, live, parts))
         else:
             run_all(parts)
 
@@ -275,6 +276,10 @@ class UnaryBlocks:
         yield from logged.take_in_parts(whole)
         reader.close(is_complete=end.reason == "stop")
         return reader.blocks
+
+
+def _add(live: LiveAnswer, parts: Parts[None]) -> None:
+    live.context.slices.add(partial(_go_on, live, parts), live.tenant)
 
 
 def _go_on(live: LiveAnswer, parts: Parts[None]) -> bool:

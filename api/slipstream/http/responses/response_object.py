@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from slipstream.http.openai.response_bodies import TokenLogprob
-
 _TOOLS = Meta(extra_json_schema={"type": "array", "items": {"type": "object"}, "default": []})
+LOGPROBS = Meta(
+    extra_json_schema={
+        "type": "array",
+        "items": {"$ref": "#/components/schemas/TokenLogprob"},
+        "default": [],
+    }
+)
 _SCHEMA = Meta(extra_json_schema={"type": "object"})
 
 
-def no_tools() -> Raw:
+def empty_array() -> Raw:
     """An empty list, as JSON."""
     return Raw(b"[]")
 
@@ -27,7 +31,7 @@ class OutputTextPart(Struct, frozen=True, tag_field="type", tag="output_text"):
 
     text: str
     annotations: list[Any] = []
-    logprobs: Sequence[TokenLogprob | Raw] = []
+    logprobs: Annotated[Raw, LOGPROBS] = field(default_factory=empty_array)
 
 
 class ReasoningTextPart(Struct, frozen=True, tag_field="type", tag="reasoning_text"):
@@ -174,7 +178,7 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     text: EchoedText = EchoedText(EchoedFormat("text"), "medium")
     tool_choice: str | dict[str, Any] = "auto"
     # as JSON: see `EchoedFormat.schema`
-    tools: Annotated[Raw, _TOOLS] = field(default_factory=no_tools)
+    tools: Annotated[Raw, _TOOLS] = field(default_factory=empty_array)
     top_logprobs: int = 0
     top_p: float | None = None
     truncation: str = "disabled"

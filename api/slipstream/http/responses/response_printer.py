@@ -107,7 +107,7 @@ class ResponsePrinter:
             case BlockKind.REASONING:
                 done = [events.ReasoningTextDone(number, *place, block.text)]
             case BlockKind.CONTENT:
-                done = [events.OutputTextDone(number, *place, block.text, block.logprobs)]
+                done = [events.OutputTextDone(number, *place, block.text, block.logprobs.array())]
         if block.kind != BlockKind.CALL:
             done.append(events.ContentPartDone(number + 1, *place, _part(block, block.text)))
         done.append(events.OutputItemDone(number + len(done), block.index, item))
@@ -178,7 +178,9 @@ class ResponsePrinter:
                 texts = [] if is_new else [ReasoningTextPart(block.text)]
                 return ReasoningItem(item_id, status, texts)
             case BlockKind.CONTENT:
-                parts = [] if is_new else [OutputTextPart(block.text, logprobs=block.logprobs)]
+                parts = (
+                    [] if is_new else [OutputTextPart(block.text, logprobs=block.logprobs.array())]
+                )
                 return OutputMessage(item_id, status, parts)
 
 

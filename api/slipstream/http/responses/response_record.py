@@ -171,8 +171,7 @@ class KeptResponse:
 
     def output_items(self) -> tuple[InputItem, ...]:
         """The output as items of an input."""
-        output = msgspec.to_builtins(self.response.output)
-        return msgspec.convert(output, tuple[InputItem, ...])
+        return _items_decoder.decode(msgspec.json.encode(self.response.output))
 
 
 def _id_of(item: InputItem, key: str, index: int) -> str:

@@ -29,6 +29,7 @@ from slipstream.http.endpoints.response_plan import new_response
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.vocabulary import TextsByModel, TokenTexts
 from slipstream.http.responses.responses_request import read_response_request
+from slipstream.http.shares import Shares
 from slipstream.http.time_slice import TimeSlicedQueue
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.messages import Accepted, End, Fault, LogprobColumns, PromptLogprobs
@@ -79,11 +80,13 @@ def columns(numbers: random.Random, num: int) -> LogprobColumns:
 class Asked:
     """A request, its table and its wire."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, tenant: bytes = b"", shares: Shares | None = None) -> None:
         self.plan, self.table, self.wire = asked(kind), Table(), Wire()
-        self.exchange = self.wire.exchange = Exchange(HttpRequest(), self.wire)  # type: ignore[arg-type]
+        request = HttpRequest(tenant=tenant)
+        self.exchange = self.wire.exchange = Exchange(request, self.wire)  # type: ignore[arg-type]
         self.slices = TimeSlicedQueue()
-        where = (TextsByModel(lambda _: "nowhere"), Limits(), self.table.broadcast, self.slices)
+        texts = TextsByModel(lambda _: "nowhere")
+        where = (texts, Limits(), self.table.broadcast, self.slices, shares or Shares())
         start_answer(self.plan, self.exchange, AnswerContext(self.table, *where))
         self._numbers = random.Random(kind)
 
@@ -358,3 +361,36 @@ def test_what_is_echoed_in_all_answers_together_has_a_bound() -> None:
             plan_completion(read_completion(json.dumps(body).encode()), card)
         body["n"] = 64
         assert plan_completion(read_completion(json.dumps(body).encode()), card)
+
+
+@pytest.mark.parametrize("kind", ["completion", "response", "response, streamed"])
+def test_answers_with_log_probabilities_have_room_one_after_the_other(monkeypatch, kind):
+    """A hundred at once would make hundreds of MiB of JSON; of two tenants each has its half."""
+    monkeypatch.setattr(live_answer, "_FREE_BYTES", 0)
+    one = NUM * (K + 1) * live_answer._LOGPROB_BYTES * (2 if "streamed" in kind else 1)
+
+    async def test() -> None:
+        shares = Shares(5 * one)  # so a tenant has room for two
+        mine, others = [[Asked(kind, each, shares) for _ in range(4)] for each in (b"a", b"b")]
+        for each in (*mine, *others):
+            each.say(0)
+        for of_tenant in (mine, others):
+            held = [each.exchange.share is not None for each in of_tenant]
+            assert held == [True, True, False, False]
+        assert shares.num_bytes == 4 * one
+        mine[1].exchange.disconnect()
+        mine[3].exchange.disconnect()  # it waits
+        assert [each.exchange.share is not None for each in mine] == [True, False, True, False]
+        for each in (*mine, *others):
+            while each.slices.is_busy:  # noqa: ASYNC110  (it has the loop turn)
+                await asyncio.sleep(0)
+            each.exchange.give_back()  # as its connection does once the answer has been sent
+        for each in (mine[0], mine[2], *others):
+            while each.slices.is_busy:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            each.exchange.give_back()
+            assert not each.exchange.is_open
+            assert each.wire.writes
+        assert shares.num_bytes == 0
+
+    asyncio.run(test())
