@@ -3,8 +3,8 @@
 - A delta is one write: all events that it gives, each with its `id:` line if the client may resume.
   What continues the open block is written from constant parts, and where events have no ids by the
   broadcast itself.
-- Log-probabilities of an answer that is sent as one response are written in time slices, as are the
-  events that end a streamed answer with log-probabilities: several of them have all of these.
+- Log-probabilities are written in time slices: those of an answer that is sent as one response,
+  those that a streamed answer gathers, and the events that end it, several of which have all.
 - A streamed answer begins once its request is accepted, with the events that precede its text: a
   client knows its id while it waits for a place.
 - A resumed answer is read from its beginning and printed from the client's number on
@@ -75,9 +75,10 @@ class StreamedBlocks:
         self._kind = 0  # of its text (see `Deltas.kinds`)
         self._frame = ChunkFrame(b"", b"", 0)
         live.failure_event = self._writer.fail
-        self.is_plain = True
+        self.is_plain = self._logged is None
         self._state.awaits_acceptance = True
-        self.queue = StreamQueue(live, self._state, self, _TOKEN_BYTES)
+        in_parts = None if self._logged is None else self._write_in_parts
+        self.queue = StreamQueue(live, self._state, self, _TOKEN_BYTES, in_parts=in_parts)
         self.queue.stream.chunk_writer = self
         self.queue.stream.numbers = self._writer if self._printer.has_numbers else None
 
@@ -111,6 +112,11 @@ class StreamedBlocks:
         self._send(self._take(deltas))
         self._choose_writer()
 
+    def _write_in_parts(self, deltas: Sequence[Delta]) -> Parts[None]:
+        """`write_deltas`, for deltas with log-probabilities."""
+        self._send((yield from self._take_in_parts(deltas)))
+        self._choose_writer()
+
     def write_end(self, deltas: Sequence[Delta]) -> None:
         """See `DeltaWriter`."""
         found = self._take(deltas)
@@ -142,13 +148,17 @@ class StreamedBlocks:
 
     def _take(self, deltas: Sequence[Delta]) -> list[NumberedEvent]:
         """What is to be written of consecutive deltas."""
+        return run_all(self._take_in_parts(deltas))
+
+    def _take_in_parts(self, deltas: Sequence[Delta]) -> Parts[list[NumberedEvent]]:
         for delta in deltas:
             self._count(delta)
         events = [event for delta in deltas for event in events_of(delta)]
         is_accepted = not (deltas or self._state.is_over)
         found = self._begin() if events or is_accepted else []
         if self._logged is not None:
-            found += [each for delta in deltas for each in self._logged.take(delta)]
+            for delta in deltas:
+                found += yield from self._logged.take_in_parts(delta)
         elif events:
             found += self._writer.write(events)
         if not (self._is_behind or self._withheld):
