@@ -153,7 +153,17 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    try:
+        module = import_module(_MODULES[name])
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("slipstream."):
+            raise
+        raise ImportError(
+            f"slipstream.{name} is not in slipstream-client, which is installed here: "
+            "pip install slipstream",
+            name=error.name,
+        ) from None
+    found = globals()[name] = getattr(module, name)
     return found
 
 

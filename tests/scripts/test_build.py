@@ -1,4 +1,4 @@
-"""What `scripts/build` makes: a wheel that works outside of the repository, and an sdist of it."""
+"""What `scripts/build` makes: wheels that work outside of the repository, and their sdists."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Sequence
 from email.parser import Parser
@@ -18,6 +19,9 @@ import pytest
 from tests.helpers.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
+CLIENT = ROOT / "packaging" / "client" / "pyproject.toml"
+SOURCES = ["api/slipstream", "benchmarks/slipstream_bench", "engine_core/slipstream_core"]
+SOURCES += ["ipc/slipstream_ipc", "output_worker/slipstream_worker"]
 PACKAGES = ["slipstream", "slipstream_bench", "slipstream_core", "slipstream_ipc"]
 PACKAGES += ["slipstream_worker"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -46,14 +50,28 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(built: Path) -> Path:
-    [wheel] = built.glob("*.whl")
+    [wheel] = built.glob("slipstream-*.whl")
     return wheel
 
 
 @pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel, and with what it requires from the tests' own one."""
-    folder = tmp_path_factory.mktemp("venv")
+def client_wheel(built: Path) -> Path:
+    [wheel] = built.glob("slipstream_client-*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, client_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with both wheels, and with what they require from the tests' own."""
+    return installed(tmp_path_factory.mktemp("venv"), wheel, client_wheel)
+
+
+@pytest.fixture(scope="module")
+def client_environment(client_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(tmp_path_factory.mktemp("venv"), client_wheel)
+
+
+def installed(folder: Path, *wheels: Path) -> Path:
     run([sys.executable, "-m", "venv", "--without-pip", folder], folder)
     python = folder / "bin" / "python"
     asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -61,7 +79,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # .pth files in that path are not followed, so our own editable install is not seen
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    run([*pip, "--no-deps", "--no-index", "--no-compile", str(wheel)], folder)
+    run([*pip, "--no-deps", "--no-index", "--no-compile", *map(str, wheels)], folder)
     return folder
 
 
@@ -70,11 +88,79 @@ def contents(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def test_the_repository_and_its_sdist_build_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], ROOT)
+def test_what_remains_when_the_server_is_uninstalled_is_the_client(
+    wheel: Path, client_wheel: Path, tmp_path: Path
+) -> None:
+    both = installed(tmp_path, wheel, client_wheel)
+    python = both / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    run([*pip, "uninstall", "--quiet", "--yes", "slipstream"], tmp_path)
+    program = "import slipstream; print(slipstream.Client.__module__, slipstream.__file__)"
+    module, file = run([python, "-c", program], tmp_path).split()
+    assert (module, file.startswith(str(both))) == ("slipstream.client.client", True)
+    assert not (both / "bin" / "slipstream").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("slipstream", ROOT), ("slipstream_client", CLIENT.parent)]
+)
+def test_the_repository_and_its_sdist_build_the_same_wheel(
+    name: str, folder: Path, built: Path, tmp_path: Path
+) -> None:
+    [wheel] = built.glob(f"{name}-*.whl")
+    run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], folder)
     from_repository, from_sdist = contents(tmp_path / wheel.name), contents(wheel)
     assert from_sdist.keys() == from_repository.keys()
     assert from_sdist == from_repository
+
+
+def packages_of(wheel: Path) -> set[str]:
+    return {name for name in contents(wheel) if ".dist-info/" not in name}
+
+
+def test_each_file_of_the_packages_is_in_one_wheel(wheel: Path, client_wheel: Path) -> None:
+    ours, clients = packages_of(wheel), packages_of(client_wheel)
+    assert not ours & clients
+    tracked = run(["git", "ls-files", *SOURCES], ROOT).split()
+    expected = {name.split("/", 1)[1] for name in tracked if (ROOT / name).is_file()}
+    assert ours | clients == expected
+    assert {name.split("/")[0] for name in clients} == {"slipstream", "slipstream_ipc"}
+
+
+def test_the_distributions_have_one_version_and_the_server_asks_for_it() -> None:
+    server, client = (tomllib.loads(path.read_text()) for path in (ROOT / "pyproject.toml", CLIENT))
+    version = server["project"]["version"]
+    assert client["project"]["version"] == version
+    assert f"slipstream-client=={version}" in server["project"]["dependencies"]
+    theirs = client["tool"]["hatch"]["build"]["hooks"]["custom"]["sources"]["api/slipstream"]
+    assert server["tool"]["hatch"]["build"]["exclude"] == [
+        f"/api/slipstream/{name}" for name in theirs
+    ]
+    assert set(client["project"]["dependencies"]) < set(server["project"]["dependencies"])
+    assert (CLIENT.parent / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_the_client_alone_has_its_names_and_says_where_the_others_are(
+    client_environment: Path, tmp_path: Path
+) -> None:
+    python = client_environment / "bin" / "python"
+    program = """
+import slipstream
+has = []
+for name in slipstream.__all__:
+    try:
+        getattr(slipstream, name)
+        has.append(name)
+    except ImportError as error:
+        assert str(error) == (
+            f"slipstream.{name} is not in slipstream-client, which is installed here: "
+            "pip install slipstream"
+        ), error
+print(slipstream.__file__, *sorted(set(slipstream.__all__) - {*has}))
+"""
+    file, *lacks = run([python, "-c", program], tmp_path).split()
+    assert file.startswith(str(client_environment))
+    assert lacks == ["LLM", "Stack", "StackError"]
 
 
 # An interpreter whose pip notes what it is asked for, and installs nothing.
@@ -99,7 +185,7 @@ def test_a_fresh_clone_needs_nothing_but_hatchling(tmp_path: Path) -> None:
     python.write_text(NOTING.format(asked=asked, python=sys.executable))
     python.chmod(0o755)
     run([clone / "scripts" / "build"], tmp_path, PYTHON=str(python))
-    assert len(list((clone / "dist").iterdir())) == 2
+    assert len(list((clone / "dist").iterdir())) == 4
     assert not (clone / ".venv").exists()
     [command] = asked.read_text().splitlines()
     assert command.startswith("-m pip install ")
@@ -107,7 +193,7 @@ def test_a_fresh_clone_needs_nothing_but_hatchling(tmp_path: Path) -> None:
 
 
 def test_the_sdist_has_the_packages_and_no_tests(built: Path) -> None:
-    [path] = built.glob("*.tar.gz")
+    [path] = built.glob("slipstream-*.tar.gz")
     with tarfile.open(path) as archive:
         names = [name.split("/", 1)[1] for name in archive.getnames()]
     tops = {name.split("/")[0] for name in names}

@@ -52,7 +52,9 @@ class Clone:
         self.root, self.fake = folder / "clone", folder / "fake"
         (self.root / "scripts").mkdir(parents=True)
         self.fake.mkdir()
-        for name in ("scripts/set-up", "pyproject.toml", "constraints.txt"):
+        (self.root / "packaging" / "client").mkdir(parents=True)
+        projects = ("pyproject.toml", "packaging/client/pyproject.toml")
+        for name in ("scripts/set-up", *projects, "constraints.txt"):
             shutil.copy(ROOT / name, self.root / name)
         for name in ("damaged", "config", "pip.log"):
             (self.fake / name).touch()
@@ -107,6 +109,11 @@ class Clone:
             patience.wait()
 
     @property
+    def editable(self) -> str:
+        """The end of pip's arguments, before extras."""
+        return f"-e {self.root}/packaging/client -e {self.root}"
+
+    @property
     def done(self) -> list[str]:
         return (self.fake / "pip.log").read_text().splitlines()
 
@@ -134,7 +141,7 @@ def test_the_first_set_up_says_what_it_does_and_the_second_nothing(clone: Clone)
     assert "minutes" in first
     assert last.startswith("set-up: done after ")
     assert clone.done == ["venv", clone.installs[0]]
-    assert clone.installs[0].endswith(f"-c {clone.root}/constraints.txt -e {clone.root}")
+    assert clone.installs[0].endswith(f"-c {clone.root}/constraints.txt {clone.editable}")
     assert "Collecting" in (clone.venv / "set-up.log").read_text()
     assert clone.run() == ""
     assert len(clone.installs) == 1
@@ -143,7 +150,7 @@ def test_the_first_set_up_says_what_it_does_and_the_second_nothing(clone: Clone)
 def test_tests_add_what_they_need_and_launch_is_content_with_that(clone: Clone) -> None:
     clone.run()
     clone.run("dev")
-    assert clone.installs[1].endswith(f"-e {clone.root}[dev]")
+    assert clone.installs[1].endswith(f"{clone.editable}[dev]")
     assert clone.stamps == ["dev"]
     assert clone.run() == ""
     assert clone.done.count("venv") == 1
@@ -334,9 +341,9 @@ def test_with_a_card_torch_comes_with_cuda_and_triton(clone: Clone) -> None:
     (clone.fake / "nvidia-smi").chmod(0o755)
     assert "CUDA" in clone.run()
     [only] = clone.installs
-    assert only.endswith(f"-e {clone.root}[gpu]")
+    assert only.endswith(f"{clone.editable}[gpu]")
     clone.run("dev")
-    assert clone.installs[1].endswith(f"-e {clone.root}[dev,gpu]")
+    assert clone.installs[1].endswith(f"{clone.editable}[dev,gpu]")
 
 
 def test_the_index_of_torch_can_be_named(clone: Clone) -> None:
