@@ -20,6 +20,7 @@ from slipstream.errors import wrong_option
 from slipstream_bench.common.options import Option, add, fill_in, integer
 from slipstream_bench.common.report import Row, check_files, table, write_result
 from slipstream_verify.fuzz.fuzz_run import FuzzFailed, FuzzResult, fuzz
+from slipstream_verify.fuzz.http_run import HttpFuzzResult, fuzz_http
 from slipstream_verify.fuzz.request_run import (
     MOST_STEPS,
     RequestFuzzResult,
@@ -42,6 +43,7 @@ _OPTIONS = (
         "send N extreme but well-formed requests instead of messages; with --json, go on behind "
         "those that the file has, of any commit",
     ),
+    Option("http", integer(1), "send N HTTP requests to a front, well-formed, extreme or damaged"),
     Option("seed", integer(0), "of the messages or requests", 0),
 )
 
@@ -63,6 +65,8 @@ def bench_fuzz(arguments: argparse.Namespace) -> int:
     """Run and report."""
     check_files(arguments)
     fill_in(arguments, _OPTIONS)
+    if arguments.http is not None:
+        return _bench_http(arguments)
     if arguments.requests is not None:
         return _bench_requests(arguments)
     num = arguments.messages or (20_000 if arguments.quick else 1_000_000)
@@ -119,6 +123,44 @@ def _bench_requests(arguments: argparse.Namespace) -> int:
             return 1
     print("\n".join(lines_of_requests(result)))
     return 0 if result.is_good else 1
+
+
+def _bench_http(arguments: argparse.Namespace) -> int:
+    for name in ("messages", "requests"):
+        if (given := getattr(arguments, name)) is not None:
+            raise wrong_option(name, given, "nothing where --http is given")
+    file = None if arguments.json is None else Path(arguments.json)
+    is_shown = sys.stderr.isatty()
+    with tqdm(total=arguments.http, unit="request", disable=not is_shown, leave=False) as bar:
+        try:
+            result = fuzz_http(arguments.http, arguments.seed, lambda num: bar.update(num - bar.n))
+        except FuzzFailed as error:
+            bar.close()
+            print(f"slipstream bench fuzz: {error}", file=sys.stderr)
+            return 1
+    write_result(file, result)
+    print("\n".join(lines_of_http(result)))
+    return 0 if result.is_good else 1
+
+
+def lines_of_http(result: HttpFuzzResult) -> list[str]:
+    """The result of a `--http` run as lines of text."""
+    rate = result.requests / result.seconds
+    classes = Counter[str]()
+    for status, num in result.statuses.items():
+        classes[f"{status[0]}xx"] += num
+    return [
+        (
+            f"{result.requests:,} requests in {result.seconds:.1f} s ({rate:,.0f}/s), "
+            f"seed {result.seed}"
+        ),
+        ", ".join(f"{num:,} {kind}" for kind, num in result.by_kind.items()),
+        "answered: " + ", ".join(f"{num:,} {each}" for each, num in sorted(classes.items())),
+        f"slowest /version beside them: {result.slowest_version_s:.2f} s",
+        f"the front's memory: {result.begin_mib:.0f} MiB before, {result.end_mib:.0f} MiB behind",
+        f"wrong: {result.num_wrong or 'nothing'}",
+        *result.wrong,
+    ]
 
 
 def _read_requests(file: Path | None, seed: int, num_requests: int) -> RequestFuzzResult:
