@@ -156,7 +156,7 @@ def lines_of_http(result: HttpFuzzResult) -> list[str]:
         ),
         ", ".join(f"{num:,} {kind}" for kind, num in result.by_kind.items()),
         "answered: " + ", ".join(f"{num:,} {each}" for each, num in sorted(classes.items())),
-        f"slowest /version beside them: {result.slowest_version_s:.2f} s",
+        f"longest /version: {result.longest_version_cpu_s:.2f} s of the front's CPU",
         f"the front's memory: {result.begin_mib:.0f} MiB before, {result.end_mib:.0f} MiB behind",
         f"wrong: {result.num_wrong or 'nothing'}",
         *result.wrong,
