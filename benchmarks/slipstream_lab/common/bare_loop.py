@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
-from slipstream_core.step.plan import Runner, StepPlan
+from slipstream_core.step.plan import ModelInfo, Runner, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
 
 
@@ -57,16 +57,24 @@ def new_scheduler(
     block_size: int,
     budget: int,
     max_model_len: int,
+    info: ModelInfo | None = None,
 ) -> Scheduler:
-    """A scheduler with `requests` admitted as rows 0, 1, 2, …"""
+    """A scheduler with `requests` queued as rows 0, 1, 2, …
+
+    info: of the model whose prefixes are cached, in as many slots as its runner has; None: nothing
+    is cached, and all requests run at once.
+    """
     tokens = TokenLog()
     scheduler = Scheduler(
         tokens=tokens,
         num_blocks=num_blocks,
         block_size=block_size,
-        max_num_seqs=len(requests),
+        max_num_seqs=(info.max_num_seqs if info else None) or len(requests),
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
+        enable_prefix_caching=info is not None,
+        has_states=info is not None and info.has_states,
+        num_snapshots=info.num_snapshots if info else 0,
     )
     for row, it in enumerate(requests):
         tokens.open(row)
@@ -94,14 +102,20 @@ class Driven(NamedTuple):
     outputs: list[LoopOutput]
     steps: list[LoopStep]
     num_preemptions: int
+    num_cached: int  # tokens of prompts
 
 
 def drive(
-    runner: Runner, requests: Sequence[LoopRequest], *, budget: int, num_blocks: int | None = None
+    runner: Runner,
+    requests: Sequence[LoopRequest],
+    *,
+    budget: int,
+    num_blocks: int | None = None,
+    is_cached: bool = False,
 ) -> Driven:
     """Run all requests to their lengths, with `budget` tokens per step.
 
-    num_blocks: fewer cache blocks than the runner has.
+    num_blocks: fewer cache blocks than the runner has. is_cached: with the prefix cache.
     """
     scheduler = new_scheduler(
         requests,
@@ -109,6 +123,7 @@ def drive(
         block_size=runner.info.block_size,
         budget=budget,
         max_model_len=runner.info.max_model_len,
+        info=runner.info if is_cached else None,
     )
     acked = np.zeros(len(requests), np.int64)  # no reader acknowledges
     outputs = [LoopOutput() for _ in requests]
@@ -129,7 +144,7 @@ def drive(
             outputs[row].token_ids.append(token_id)
             if result.logprobs is not None:
                 outputs[row].logprobs.append(float(result.logprobs.values[index, 0]))
-    return Driven(outputs, steps, scheduler.num_preemptions)
+    return Driven(outputs, steps, scheduler.num_preemptions, scheduler.prefix_cache_hits)
 
 
 def decode_intervals_s(steps: Sequence[LoopStep], batch: int) -> list[float]:

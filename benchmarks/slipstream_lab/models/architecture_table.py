@@ -3,9 +3,10 @@
     python -m slipstream_lab.models.architecture_table
 
 Each of `tiny_models` is built, loaded and run greedily in float32: each prompt alone, all of them
-together in chunks, and all of them in a cache so small that some are preempted. Every output token
-is compared with transformers' own `generate`. Exits with 1 if an architecture is not exact, or is
-served although it should be refused.
+together in chunks, and all of them in a cache so small that some are preempted; hybrid models also
+twice with the prefix cache, which keeps their states. Every output token is compared with
+transformers' own `generate`. Exits with 1 if an architecture is not exact, or is served although it
+should be refused.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.model.loader import load_model
 from slipstream_lab.models.tiny_models import (
     ARCHITECTURES,
+    CACHED,
     HYBRIDS,
     VARIANTS,
     Architecture,
@@ -60,7 +62,8 @@ def measure(architecture: Architecture) -> ArchitectureRow:
             listed = architecture.refused is not None and architecture.refused in why
             return ArchitectureRow(architecture.name, refused=why, as_listed=listed)
         expected = generate(folder)
-        outputs = [served.outputs for served in serve(model, *VARIANTS)]
+        variants = (*VARIANTS, CACHED) if model.states else VARIANTS
+        outputs = [served.outputs for served in serve(model, *variants)]
     num_exact = sum(num_equal(each, expected) for each in outputs)
     num_tokens = sum(map(len, expected)) * len(outputs)
     as_listed = architecture.refused is None and num_exact == num_tokens

@@ -57,6 +57,7 @@ class ServingVariant:
     together: bool  # all requests at once, rather than one after another
     num_blocks: int
     max_num_batched_tokens: int
+    is_cached: bool = False  # each request twice, with the prefix cache
 
 
 ALONE = ServingVariant("alone", False, 200, 512)
@@ -64,6 +65,7 @@ CHUNKED = ServingVariant("chunked", True, 200, 16)  # no prompt but the shortest
 # 5 requests of up to 65 tokens need 62 blocks: some are preempted
 PREEMPTED = ServingVariant("preempted", True, 34, 20)
 PACKED = ServingVariant("packed", True, 200, 512)  # all prompts in one step
+CACHED = ServingVariant("cached", True, 200, 16, is_cached=True)
 VARIANTS = (ALONE, CHUNKED, PREEMPTED)
 
 
@@ -117,6 +119,7 @@ class Served:
 
     outputs: list[list[int]]
     num_preemptions: int
+    num_cached: int = 0  # tokens of prompts
 
 
 def serve(
@@ -130,6 +133,8 @@ def serve(
     One runner, made with `options`, serves all variants: preparing the model takes as long as
     everything after it. make: its class, or what takes the same arguments.
     """
+    if model.states:
+        options = {"num_snapshots": 4 * len(PROMPT_LENS)} | options
     runner = make(
         model,
         num_blocks=max(variant.num_blocks for variant in variants),
@@ -145,6 +150,14 @@ def serve(
 
 
 def _serve_variant(runner: TorchRunner, variant: ServingVariant) -> Served:
+    if variant.is_cached:
+        twice = _serve_together(runner, variant, 2 * prompts())
+        first, second = twice.outputs[: len(PROMPT_LENS)], twice.outputs[len(PROMPT_LENS) :]
+        # what differs is shown as wrong
+        same = [
+            one if one == two else [-1] * len(one) for one, two in zip(first, second, strict=True)
+        ]
+        return Served(same, twice.num_preemptions, twice.num_cached)
     if variant.together:
         return _serve_together(runner, variant, prompts())
     alone = [_serve_together(runner, variant, [prompt]) for prompt in prompts()]
@@ -158,8 +171,10 @@ def _serve_together(runner: TorchRunner, variant: ServingVariant, some: list[lis
         requests,
         budget=variant.max_num_batched_tokens,
         num_blocks=variant.num_blocks,
+        is_cached=variant.is_cached,
     )
-    return Served([output.token_ids for output in driven.outputs], driven.num_preemptions)
+    outputs = [output.token_ids for output in driven.outputs]
+    return Served(outputs, driven.num_preemptions, driven.num_cached)
 
 
 def num_equal(outputs: list[list[int]], expected: list[list[int]]) -> int:

@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from slipstream.demo_model import MODEL_PATH
 from slipstream.outputs import PromptTokenLogprobs, TokenLogprobs
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.validation.sampling_params import MAX_LOGPROB_BYTES, MAX_STOP_CHARS
+from slipstream_lab.models import tiny_models
+from slipstream_lab.models.stand_in_tokenizer import stand_in_tokenizer
 
 pytestmark = pytest.mark.process
 
@@ -328,3 +331,32 @@ def test_listed_ids_are_scored_as_by_the_model(client: Client, model: Any, num: 
                 assert candidate.logprob == pytest.approx(of_position[token_id], abs=TOLERANCE)
             for place, token_id in enumerate(ids, 1):
                 assert entry[token_id].rank == place
+
+
+def test_a_model_with_recurrent_states_has_them_with_and_without_its_cache(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    [tiny] = (each for each in tiny_models.HYBRIDS if each.name == "LFM2")
+    tiny_models.save(tiny, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ids = np.random.default_rng(3).integers(3, tiny_models.VOCAB_SIZE, 40).tolist()
+    options: dict[str, Any] = {
+        "model": str(tmp_path),
+        "tokenizer": str(stand_in_tokenizer(tmp_path, 300)),
+        "max_num_batched_tokens": 16,
+        "block_size": 4,
+        "device": "cpu",
+        "threads": 1,
+    }
+    with spareless_stack(**options) as stack, stack.client() as client:
+        first = client.generate(ids, temperature=0, max_tokens=6)
+        scored = client.generate(ids, temperature=0, max_tokens=6, prompt_logprobs=2)
+        cached = client.generate(ids, temperature=0, max_tokens=6, logprobs=2)
+        several = client.generate(ids, max_tokens=6, seed=5, n=3, prompt_logprobs=1)
+        alone = client.generate(ids, max_tokens=6, seed=5)
+    assert first.token_ids == scored.token_ids == cached.token_ids
+    assert (first.num_cached_tokens, cached.num_cached_tokens) == (0, 36)
+    check_prompt(model, ids, 2, scored.prompt_logprobs)
+    check_outputs(model, ids, cached.token_ids, 2, cached.logprobs)
+    assert several.choices[0].token_ids == alone.token_ids
+    for each in several.choices:
+        check_prompt(model, ids, 1, each.prompt_logprobs)

@@ -33,9 +33,13 @@ def test_equals_generate(architecture: Any, tmp_path: Path) -> None:
     # a model that says one thing for ever would hide every mistake
     assert len({token for output in expected for token in output}) >= 8
     model = load_model(str(tmp_path), device="cpu", dtype="float32")
-    all_served = tiny_models.serve(model, *tiny_models.VARIANTS)
-    for variant, served in zip(tiny_models.VARIANTS, all_served, strict=True):
+    variants = tiny_models.VARIANTS
+    if model.states:
+        variants = (*variants, tiny_models.CACHED)
+    all_served = tiny_models.serve(model, *variants)
+    for variant, served in zip(variants, all_served, strict=True):
         assert served.outputs == expected, variant.name
+        assert (served.num_cached > 0) == variant.is_cached
         assert (served.num_preemptions > 0) == (variant is tiny_models.PREEMPTED)
 
 
