@@ -35,8 +35,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     that they may use.
     `kv_cache_gib` bounds the cache on the CPU, `gpu_memory_utilization` is the fraction of a card's
     memory that this core may use in all; `num_blocks` overrides both.
-    `state_cache_gib` is what of it is for recurrent states that the prefix cache keeps; None: a
-    share.
+    `state_cache_gib` is the part of the CPU's cache for the recurrent states that the prefix cache
+    keeps (None: a share); with `num_blocks` it comes on top.
     `touches_cache` takes the memory of a CPU's cache, and of prompts, before the first request.
     `card_defaults` names those of `max_num_seqs` and `max_num_batched_tokens` that are not set: a
     large card replaces them (runner/card_defaults).
@@ -107,7 +107,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     predecessor_ended_s: Annotated[float, Meta(ge=0)] = 0.0
     gpu_memory_utilization: Annotated[float, Meta(gt=0, lt=1)] = 0.9
     enable_prefix_caching: bool = True
-    state_cache_gib: Annotated[float, Meta(ge=0)] | None = None
+    state_cache_gib: Annotated[float, Meta(ge=0, le=1 << 20)] | None = None
     card_defaults: tuple[Literal["max_num_seqs", "max_num_batched_tokens"], ...] = ()
     attention_backend: Literal["auto", "triton", "torch"] = "auto"
     enforce_eager: bool = False

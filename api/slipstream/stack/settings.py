@@ -339,12 +339,12 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         bool, _about(MEMORY, "reuse the cache of equal beginnings of prompts")
     ] = True
     state_cache_gib: Annotated[
-        Annotated[float, Meta(ge=0)] | None,
+        Annotated[float, Meta(ge=0, le=1 << 20)] | None,
         _about(
             MEMORY,
-            "part of kv_cache_gib for recurrent states that the prefix cache keeps, of models that "
-            "carry some (default: a tenth, or up to a quarter for 16 states; 0 turns prefix "
-            "caching off for these models)",
+            "part of kv_cache_gib, or beside num_blocks, for recurrent states that the prefix "
+            "cache keeps of hybrid models (default: a tenth, or up to a quarter for 16 states; 0 "
+            "turns prefix caching off for them)",
             "GIB",
         ),
     ] = None

@@ -3,8 +3,8 @@
 - A snapshot is named by the digest of the block that ends where it was taken, so it stands for all
   tokens up to there. It is of use only together with the blocks in front of it.
 - Snapshots have memory of their own, and the one that was used least recently goes first.
-- What a step saves can be loaded from the next plan on. A snapshot that a plan loads may be
-  replaced in the same plan: a runner loads before its forward, and saves within it.
+- What a step saves can be loaded from the next plan on. A plan replaces none that it loads: with
+  few of them, those that many requests share would be lost to those that nobody asks for again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ class Snapshots:
         self.num = num
         self._free = list(range(num))[::-1]
         self._of: OrderedDict[bytes, int] = OrderedDict()  # the least recently used first
-        self._saved: dict[bytes, int] = {}  # by the step that is being planned
+        # by the step that is being planned
+        self._saved: dict[bytes, int] = {}
+        self._loaded: set[bytes] = set()
         self.version = 0  # it ascends when more can be found
-        self.num_saved = 0
-        self.num_loaded = 0
-        self.num_evicted = 0
 
     def find(self, digests: Sequence[bytes]) -> int:
         """How many of a request's first blocks, with these digests, end in a snapshot; 0: none."""
@@ -34,13 +33,17 @@ class Snapshots:
         return 0
 
     def load(self, digest: bytes) -> int:
-        """Return the snapshot of a digest that `find` has found, which is now the last to go."""
+        """Have the planned step load the state of a digest that `find` has found; returns its
+        snapshot, which is now the last to go.
+        """
         self._of.move_to_end(digest)
-        self.num_loaded += 1
+        self._loaded.add(digest)
         return self._of[digest]
 
     def save(self, digest: bytes) -> int | None:
-        """Return where the planned step saves this state; None if it need not, or has no room."""
+        """Return the snapshot that the planned step makes of this state; None where there is one
+        already, or no room.
+        """
         if digest in self._of:
             self._of.move_to_end(digest)
             return None
@@ -48,17 +51,17 @@ class Snapshots:
             return None
         if self._free:
             snapshot = self._free.pop()
-        elif self._of:
-            _, snapshot = self._of.popitem(last=False)
-            self.num_evicted += 1
-        else:  # the planned step saves as many as there are
-            return None
+        else:
+            oldest = next(iter(self._of), None)
+            if oldest is None or oldest in self._loaded:  # all are of the planned step
+                return None
+            snapshot = self._of.pop(oldest)
         self._saved[digest] = snapshot
-        self.num_saved += 1
         return snapshot
 
     def publish(self) -> None:
         """The step is planned: what it saves can be found by the next one."""
+        self._loaded.clear()
         self.version += bool(self._saved)
         self._of.update(self._saved)
         self._saved.clear()

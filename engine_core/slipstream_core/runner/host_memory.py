@@ -173,13 +173,15 @@ def refuse_cache(
 ) -> None:
     """Raise ModelLoadError if the cache can never fill beside the weights, loaded already.
 
-    states: bytes of the cache that are recurrent states, for each of max_num_seqs requests.
+    states: bytes of the cache that are recurrent states, those of the prefix cache included.
     """
     if memory is None:
         return
     if weights + cache > memory.total:
         room = max(0, memory.total - weights)
-        settings = "kv_cache_gib, num_blocks" + (", max_num_seqs" if states else "")
+        settings = "kv_cache_gib, num_blocks" + (
+            ", max_num_seqs, state_cache_gib" if states else ""
+        )
         of_states = f" ({_gib(states)} of it recurrent states)" if states else ""
         raise ModelLoadError(
             name,

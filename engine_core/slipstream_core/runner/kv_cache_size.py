@@ -187,8 +187,9 @@ def no_room(
         + (
             "on the card; lower num_blocks or gpu_memory_utilization"
             if model.device.type == "cuda"
-            else "into this process's memory; lower kv_cache_gib or num_blocks"
-            + (", max_num_seqs or state_cache_gib" if states else "")
+            else "into this process's memory; lower "
+            + ("max_num_seqs, state_cache_gib, " if states else "")
+            + "kv_cache_gib or num_blocks"
         ),
     )
 

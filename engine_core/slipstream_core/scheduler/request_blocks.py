@@ -41,8 +41,9 @@ _NO_BLOCKS: Int32s = np.empty(0, np.int32)
 class _Shortage:
     """A waiting request that found no room, and what it would have needed.
 
-    It needs fewer free blocks now only if more of its own are cached, or if blocks that were free
-    when they were found are held by others since: at most as many as kept blocks were taken.
+    It needs fewer free blocks now only if more of its own are cached (with a state behind them, if
+    the model carries states), or if blocks that were free when they were found are held by others
+    since: at most as many as kept blocks were taken.
     """
 
     request: tuple[int, int, int, bool]  # row, generation, known, whether the cache is used
@@ -239,7 +240,9 @@ class RequestBlocks:
             self.snapshots.reset()
 
     def _in_front_of_snapshot(self, row: int, cached: Int32s) -> Int32s:
-        """Those of a request's cached blocks that it can share."""
+        """Return those of a request's cached blocks that it can share; where there are more, note
+        that others branch off behind them.
+        """
         assert self._cache is not None
         num = self.snapshots.find(self._cache.digests(row, 0, len(cached)))
         if num < len(cached):
@@ -270,9 +273,9 @@ class RequestBlocks:
             [digest] = self._cache.digests(row, mark - 1, mark)
             snapshot = self.snapshots.save(digest)
             if snapshot is not None:
-                self._saves.append((row, mark * size - computed, snapshot))
-                saved.append(snapshot)
-        return tuple(saved)
+                saved.append((row, mark * size - computed, snapshot))
+        self._saves += sorted(saved)
+        return tuple(snapshot for _, _, snapshot in saved)
 
     def _register_sampled(self, rows: Int64s) -> None:
         """Register the outputs of running rows, as far as completed steps have computed them."""
@@ -313,7 +316,10 @@ class RequestBlocks:
         if num == shortage.max_shared:
             return False
         assert self._cache is not None
-        return len(self._cache.lookup(row, num + 1, start=num)) > 0
+        if not self._has_snapshots:
+            return len(self._cache.lookup(row, num + 1, start=num)) > 0
+        stop = num + len(self._cache.lookup(row, shortage.max_shared, start=num))
+        return self.snapshots.find(self._cache.digests(row, num, stop)) > 0
 
     def _find(self, row: int, max_shared: int) -> Int32s:
         if not max_shared:

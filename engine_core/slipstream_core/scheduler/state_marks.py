@@ -1,10 +1,12 @@
 """Where the state of a request is saved, so that requests that begin equally can continue there.
 
+The places, the more useful ones first:
+
+- Where the cache held further blocks and no state: other requests branch off there.
 - At the last block in front of the last token: the next turn of a conversation mostly begins with
   this prompt.
 - At a multiple of `_BACK` tokens before that: chat templates may write the end of a prompt
   differently once an answer follows.
-- Where the cache held further blocks and no state: other requests branch off there.
 - At each multiple of `_INTERVAL` tokens, for prompts that have a long beginning in common.
 """
 
@@ -17,12 +19,13 @@ _INTERVAL = 2048
 def state_marks(
     start: int, stop: int, *, num_tokens: int, block_size: int, branch: int
 ) -> list[int]:
-    """The marks among the block ends `start` < mark <= `stop`, ascending; all in blocks.
+    """Return the marks among the block ends `start` < mark <= `stop`, all different, the more
+    useful ones first; all in blocks.
 
     num_tokens: of the request. branch: the block end where others branch off, or 0.
     """
     last = (num_tokens - 1) // block_size
     back, interval = (max(1, -(-each // block_size)) for each in (_BACK, _INTERVAL))
-    marks = {last, (last - 1) // back * back, branch}
-    marks.update(range((start // interval + 1) * interval, stop + 1, interval))
-    return sorted(mark for mark in marks if start < mark <= stop)
+    marks = [branch, last, (last - 1) // back * back]
+    marks += range((start // interval + 1) * interval, stop + 1, interval)
+    return [mark for mark in dict.fromkeys(marks) if start < mark <= stop]

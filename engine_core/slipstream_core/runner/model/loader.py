@@ -120,6 +120,7 @@ class LoadedModel:
     rank: Rank | None = None  # among several
     head_is_sliced: bool = False  # its logits are this rank's slice of the vocabulary
     states: tuple[MixerStates, ...] = ()  # of a row, in each mixer
+    is_stepped: bool = False  # some mixer computes chunks that continue a row token by token
 
     @property
     def state_bytes(self) -> int:
@@ -221,12 +222,14 @@ def load_model(
             geometry = read_geometry(module, len(uncut), text.vocab_size, module.device)
             _tell_shares(name, rank, kept / whole, uncut, geometry)
         states: tuple[MixerStates, ...] = ()
+        is_stepped = False
         try:
             if has_states:
                 number_layers(module, tuple(layers))
                 mixers = install_mixers(module)
                 states = tuple(read_states(module, mixers, module.device))
                 check_continuation(name, mixers)
+                is_stepped = any(mixer.is_stepped for mixer in mixers)
             check_independence(module, vocab_size=text.vocab_size, max_model_len=limit)
         except Exception as error:
             raise refusal(name, config, f"cannot be served ({brief(error)})") from error
@@ -254,6 +257,7 @@ def load_model(
         rank=rank,
         head_is_sliced=head_is_sliced,
         states=states,
+        is_stepped=is_stepped,
     )
 
 

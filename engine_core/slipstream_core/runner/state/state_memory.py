@@ -9,6 +9,7 @@ and for the copies that prompts with equal beginnings share (`num_snapshots`). B
 from __future__ import annotations
 
 import logging
+import math
 
 from msgspec.structs import replace
 
@@ -33,42 +34,61 @@ def states_bytes(model: LoadedModel, config: CoreConfig) -> int:
 
 
 def num_snapshots(model: LoadedModel, config: CoreConfig, cache: int) -> int:
-    """How many copies of states the prefix cache may keep, of `cache` bytes for everything; 0 if
-    `state_cache_gib` is 0 or less than a state, which turns prefix caching off.
+    """Return how many copies of states the prefix cache may keep, of `cache` bytes for everything.
+    0 turns prefix caching off for the model, which a line says.
 
     By default they leave room for a request, and for the states of `max_num_seqs` where that was
     set. With a number of blocks, they come on top of these. Raises ModelLoadError for a
     `state_cache_gib` that leaves no such room.
     """
+    each, asked = model.state_bytes, config.state_cache_gib
     if not config.enable_prefix_caching:
+        if asked:
+            logger.warning("state_cache_gib has no effect: prefix caching is off")
         return 0
-    each, room = model.state_bytes, cache
+    if model.is_stepped:
+        logger.warning(
+            "%s: prefix caching is off, as it costs more than it saves where chunks that continue "
+            "a prompt are computed token by token",
+            model.name,
+        )
+        return 0
+    room = cache
     if config.num_blocks is None:
         num_rows = 1 if "max_num_seqs" in config.card_defaults else config.max_num_seqs
         room -= _kept_for_blocks(model, config, cache) + num_rows * each
-    if config.state_cache_gib is None:
+        if room < 0:
+            return 0  # `with_states` says what has no room, and what would do
+    if asked is None:
         wanted = max(int(_SNAPSHOTS_SHARE * cache), _FEW_SNAPSHOTS * each)
         wanted = min(wanted, int(_MOST_SNAPSHOTS_SHARE * cache), room)
+        lacking = "; more kv_cache_gib, or a lower max_num_seqs, gives it some"
     else:
-        wanted = int(config.state_cache_gib * _GIB)
-        if config.num_blocks is None and wanted > max(room, 0):
+        wanted, lacking = int(asked * _GIB), ", as state_cache_gib says"
+        if config.num_blocks is None and wanted > room:
             raise ModelLoadError(
                 model.name,
-                f"state_cache_gib is {config.state_cache_gib:g}, and of the cache's "
-                f"{cache / _GIB:.2f} GiB, blocks and states of running requests leave "
-                f"{max(room, 0) / _GIB:.2f}; give at most that, or more kv_cache_gib",
+                f"state_cache_gib is {asked:g}, and of the cache's {cache / _GIB:.2f} GiB, blocks "
+                f"and states of running requests leave {_down(room)} ({room // each} states of "
+                f"{each / _MIB:.1f} MiB); give at most that, more kv_cache_gib, or a lower "
+                "max_num_seqs or max_model_len",
             )
-    num = max(0, wanted) // each
+    num = wanted // each
     if num:
         logger.info("the prefix cache keeps up to %d states, %.2f GiB", num, num * each / _GIB)
     else:
         logger.warning(
-            "prefix caching is off: it would keep recurrent states of %.1f MiB each, and gets "
-            "%.1f MiB; state_cache_gib or kv_cache_gib gives it more",
+            "%s: prefix caching is off, as it has no room for a state of %.1f MiB%s",
+            model.name,
             each / _MIB,
-            max(0, wanted) / _MIB,
+            lacking,
         )
     return num
+
+
+def _down(num_bytes: int) -> str:
+    """GiB as text, never more than there are."""
+    return f"{math.floor(num_bytes / _GIB * 1000) / 1000:g}"
 
 
 def with_states(model: LoadedModel, config: CoreConfig, cache: int) -> CoreConfig:
@@ -94,7 +114,8 @@ def with_states(model: LoadedModel, config: CoreConfig, cache: int) -> CoreConfi
 
 def _fitting(model: LoadedModel, config: CoreConfig, cache: int) -> CoreConfig:
     each, asked = model.state_bytes, config.max_num_seqs
-    most = max(0, cache - _kept_for_blocks(model, config, cache)) // each
+    kept = 0 if config.num_blocks is not None else _kept_for_blocks(model, config, cache)
+    most = max(0, cache - kept) // each
     is_default = "max_num_seqs" in config.card_defaults
     if config.num_blocks is None and (most == 0 or (asked > most and not is_default)):
         raise ModelLoadError(

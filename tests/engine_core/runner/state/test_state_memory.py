@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +102,14 @@ def test_too_many_states_are_named_as_such(
     num = 3 * gib // model.state_bytes
     given = config(max_num_seqs=num, num_blocks=9, device="cpu", dtype="float32")
     given = replace(given, enable_prefix_caching=False)
-    problem = r"GiB \(3\.00 GiB of it recurrent states\).*num_blocks, max_num_seqs\)"
+    problem = (
+        r"GiB \(3\.00 GiB of it recurrent states\).*num_blocks, max_num_seqs, state_cache_gib\)"
+    )
     with pytest.raises(ModelLoadError, match=problem):
         load_runner(replace(given, model=str(folder)))
     said = str(no_room(model, given, 9, 3 * gib))
     assert "recurrent states (3.00 GiB)" in said
-    assert "max_num_seqs or state_cache_gib" in said
+    assert "lower max_num_seqs, state_cache_gib, kv_cache_gib or num_blocks" in said
 
 
 def test_the_prefix_cache_keeps_a_share_of_the_cache(
@@ -139,13 +143,52 @@ def test_a_share_that_was_set_is_kept_or_refused(
         return config(max_num_seqs=4, max_model_len=most, state_cache_gib=gib, **more)
 
     assert num_snapshots(model, given(6), cache) == 6
-    with pytest.raises(ModelLoadError, match=r"state_cache_gib is .* leave 0\.00; give at most"):
+    with pytest.raises(ModelLoadError, match=r"state_cache_gib is .* \(6 states of .* at most"):
         num_snapshots(model, given(7), cache)
     assert num_snapshots(model, given(7, num_blocks=9), cache) == 7
     assert not caplog.text
     assert num_snapshots(model, given(0), cache) == 0
     assert num_snapshots(model, given(0.5), cache) == 0
-    assert caplog.text.count("prefix caching is off: it would keep recurrent states of 0.0") == 2
+    assert caplog.text.count("no room for a state of 0.0 MiB, as state_cache_gib says") == 2
+    assert num_snapshots(model, given(1, enable_prefix_caching=False), cache) == 0
+    assert "state_cache_gib has no effect" in caplog.text
+
+
+def test_what_is_said_to_fit_does(model: LoadedModel) -> None:
+    big = dataclasses.replace(model, states=100_000 * model.states)  # 221 MiB
+    cache = (tiny_models.MAX_MODEL_LEN // 16 + 1) * block_bytes(model, 16) + 10 * big.state_bytes
+    given = config(max_num_seqs=7, max_model_len=16, state_cache_gib=5.0)
+    with pytest.raises(ModelLoadError, match="give at most that") as error:
+        num_snapshots(big, given, cache)
+    found = re.search(r"leave ([\d.]+) \((\d) states", str(error.value))
+    assert found is not None
+    assert found[2] == "3"
+    assert num_snapshots(big, replace(given, state_cache_gib=float(found[1])), cache) >= 2
+
+
+def test_settings_without_room_are_refused_for_what_they_are(
+    model: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not as a fault of the prefix cache."""
+    cache = 10 * model.state_bytes
+    given = config(max_num_seqs=64, max_model_len=16, state_cache_gib=1e-6)
+    assert num_snapshots(model, given, cache) == 0
+    assert not caplog.text
+    with pytest.raises(ModelLoadError, match="max_num_seqs 64 needs"):
+        with_states(model, given, cache)
+
+
+def test_nothing_is_cached_where_chunks_are_stepped(
+    model: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    stepped = dataclasses.replace(model, is_stepped=True)
+    assert num_snapshots(stepped, config(num_blocks=9), 1 << 30) == 0
+    assert "prefix caching is off, as it costs more than it saves" in caplog.text
+
+
+def test_the_default_is_not_lowered_for_blocks_that_come_on_top(model: LoadedModel) -> None:
+    default = config(max_num_seqs=256, card_defaults=UNSET, num_blocks=9)
+    assert with_states(model, default, 10 * model.state_bytes).max_num_seqs == 4
 
 
 def test_blocks_get_the_rest(folder: Path, model: LoadedModel) -> None:
