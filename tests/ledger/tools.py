@@ -25,7 +25,13 @@ TOOLS = {
     "benchmarks": Tool(("tests/benchmarks",)),
     "container": Tool(("tests/scripts/deploy/test_container.py",)),
     "systemd": Tool(("tests/scripts/deploy/test_service.py",)),
-    "set-up": Tool(("tests/scripts/test_build.py", "tests/scripts/test_set_up.py")),
+    "set-up": Tool(
+        (
+            "tests/scripts/test_build.py",
+            "tests/scripts/test_release.py",
+            "tests/scripts/test_set_up.py",
+        )
+    ),
     "triton": Tool(("tests/engine_core/runner/triton",), "scripts/triton-tests", runs=True),
     "ray": Tool(("tests/system/ray_fleet",), "scripts/ray-tests", runs=True),
     "foreign-clients": Tool(("tests/system/foreign_clients",), "scripts/foreign-clients"),
