@@ -27,7 +27,7 @@ import transformers
 from tqdm import tqdm
 
 from slipstream_bench.common.report import columns_of, markdown_of
-from slipstream_core.runner.load_error import ModelLoadError
+from slipstream_core.runner.load_error import ModelLoadError, brief
 from slipstream_core.runner.model import loader
 
 
@@ -64,7 +64,10 @@ def model_types() -> dict[str, str]:
 def refusal_of(model_type: str) -> str:
     """Why the type is refused, in our words; nothing if its weights would be read."""
     with tempfile.TemporaryDirectory() as folder:
-        transformers.CONFIG_MAPPING[model_type]().save_pretrained(folder)
+        try:
+            transformers.CONFIG_MAPPING[model_type]().save_pretrained(folder)
+        except Exception as error:
+            return f"its default configuration is not valid ({brief(error)})"
         stop = mock.patch.object(loader, "refuse_weights", side_effect=_WouldReadWeights)
         try:
             with stop:

@@ -27,6 +27,11 @@ def test_types_are_those_that_write_text() -> None:
         ("lfm2", ""),
         ("mistral3", ""),
         ("bert", "BertLMHeadModel does not attend in a supported way (TypeError: its attention"),
+        (
+            "musicgen",
+            "MusicgenForCausalLM has no language model of its own (ValueError: Multiple valid",
+        ),
+        ("gemma4_assistant", "its default configuration is not valid (StrictDataclassClass"),
         ("mamba", "MambaForCausalLM does not carry its states in a supported way"),
     ],
 )

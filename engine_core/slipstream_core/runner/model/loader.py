@@ -404,7 +404,11 @@ def _config(
     # configurations take none but an integer.
     with suppress(StrictDataclassFieldValidationError):
         config.pad_token_id = None
-    for each in (config, config.get_text_config()):
+    try:
+        text = config.get_text_config()
+    except ValueError as error:
+        raise refusal(name, config, f"has no language model of its own ({brief(error)})") from error
+    for each in (config, text):
         each.return_dict = True
     return config
 
