@@ -19,6 +19,7 @@ from tests.helpers.compiled_tables import BYTE_KINDS, KINDS, Compiled
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, SamplingParams
 from slipstream_worker.clients import deltas
+from slipstream_worker.detokenizer import window
 from slipstream_worker.detokenizer.factory import Detokenizer, TableDetokenizerFactory
 from slipstream_worker.detokenizer.table import TokenTable
 from slipstream_worker.detokenizer.window import WindowDetokenizerFactory
@@ -28,6 +29,7 @@ from slipstream_worker.streams.stream import Reader, Stage, WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
 
 FOREVER = 2**30
+MAX_PENDING = window._MAX_PENDING
 REPLACEMENT = "\ufffd"
 HALF, WHOLE = 0, 1
 FACTORY = TableDetokenizerFactory(TokenTable("bytelevel", (b" \xe4\xb8", b"a"), ()))
@@ -190,14 +192,17 @@ def test_what_has_left_of_a_window(
     compiled: Callable[[str], Compiled], kind: str, data: st.DataObject, skip: bool
 ) -> None:
     """Where bytes are joined a U+FFFD at the end may be half a character, or a whole one: it is
-    held back, and nothing before it. Of runs of byte tokens decode takes back what it showed."""
+    held back, and nothing before it, until as many tokens wait as a window holds. Of runs of byte
+    tokens decode takes back what it showed."""
     case = compiled(kind)
     ids = data.draw(case.any_ids)[:12]
     prompt_ids = case.tokenizer.encode("the", add_special_tokens=False).ids
-    output = output_of(
-        WindowDetokenizerFactory(case.tokenizer.to_str().encode()).create(prompt_ids, skip)
-    )
+    factory = WindowDetokenizerFactory(case.tokenizer.to_str().encode())
+    detokenizer = factory.create(prompt_ids, skip)
+    output = output_of(detokenizer)
     for count, token_id in enumerate(ids, 1):
+        if detokenizer.num_pending == MAX_PENDING - 1:
+            break
         output.push([token_id])
         may_come = (
             case.reference.continuation(prompt_ids, [*ids[:count], *more], skip)
