@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,8 +16,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from slipstream import LLM, SamplingParams
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
-from slipstream_lab.demo_model import corpus
-from slipstream_lab.demo_model.train import CHAT_TEMPLATE
+from slipstream_lab.demo_model import corpus, questions
+from slipstream_lab.demo_model.questions import FOLLOW_UP, PYTHON_ANSWERS, SMALL_TALK, KnownAnswer
+from slipstream_lab.demo_model.train import (
+    ASSISTANT_ID,
+    CHAT_TEMPLATE,
+    END_OF_TURN_ID,
+    OPENING_TOKENS,
+    PIECE_TOKENS,
+    batch_loss,
+    batches,
+    epochs,
+    weighed,
+)
 
 MAX_FOLDER_BYTES = 6_000_000
 WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
@@ -45,6 +57,12 @@ def model() -> Any:
 def vocabulary() -> set[str]:
     """Every word of the language reference, in lower case."""
     return {w.lower() for entry in corpus.topic_entries() for w in WORD.findall(entry.text)}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(threads=1) as llm:
+        yield llm
 
 
 def complete(model: Any, tokenizer: Any, prompt: str, num_tokens: int) -> list[int]:
@@ -218,6 +236,78 @@ def test_corpus_is_a_function_of_its_seed_and_mixes_documents_with_chats() -> No
         assert all(message["content"].strip() for message in chat)
 
 
+def test_of_a_chat_training_weighs_the_answers_and_their_openings_most(tokenizer: Any) -> None:
+    turns = [("What is it?", "A long answer. " * 20), ("And that?", "Another answer. " * 20)]
+    chat = [
+        {"role": role, "content": text.strip()}
+        for turn in turns
+        for role, text in zip(("user", "assistant"), turn, strict=True)
+    ]
+    text = tokenizer.apply_chat_template(chat, tokenize=False) + "<|endoftext|>"
+    whole = np.asarray(tokenizer.encode(text))
+    lengths = set()
+    for seed in range(20):
+        (piece,) = weighed(whole, Random(seed))
+        ids, weights = piece[0].astype(int), piece[1]
+        lengths.add(len(ids))
+        counted = tokenizer.decode(ids[weights > 0])
+        answers = "<|end|>".join(turn[1].strip() for turn in turns) + "<|end|>"
+        assert answers.startswith(counted)
+        assert "Another" in counted
+        assert ids[-1] == tokenizer.convert_tokens_to_ids("<|endoftext|>")
+        assert weights[-1] == 0
+        for start in np.flatnonzero(ids == ASSISTANT_ID).tolist():
+            opening = weights[start + 2 : start + 2 + OPENING_TOKENS]
+            assert opening[0] > opening[-1] > 0
+            assert not weights[start : start + 2].any()
+    last = int(np.flatnonzero(whole == ASSISTANT_ID)[-1])
+    assert lengths == {len(whole), last + 2 + OPENING_TOKENS + 1}
+    assert whole[-3] == END_OF_TURN_ID
+
+
+def test_a_document_is_trained_in_pieces_that_are_left_out_at_random() -> None:
+    ids = np.arange(10, 10 + 10 * PIECE_TOKENS + 7)
+    pieces = weighed(ids, Random(1))
+    assert 3 <= len(pieces) <= 10
+    assert len({piece[0, 0] for piece in pieces}) == len(pieces)
+    for piece in pieces:
+        assert (piece[0, 0] - 10) % PIECE_TOKENS == 0
+        assert (np.diff(piece[0]) == 1).all()
+        assert piece[1, 0] == 0  # what it follows is another text
+        assert (piece[1, 1:] == 1).all()
+
+
+def test_no_answer_counts_whose_question_is_in_another_row(tokenizer: Any) -> None:
+    stream = batches(epochs(tokenizer, 0), 0)
+    torn = 0
+    for ids, weights in (next(stream) for _ in range(12)):
+        for row, weight in zip(ids.tolist(), weights.tolist(), strict=True):
+            text = tokenizer.decode(row)
+            first = re.search(r"<\|(system|user|assistant|end)\|>", text)
+            if first and first[1] in ("assistant", "end"):  # the rest of a chat, then others
+                torn += 1
+                begin = next((n for n, each in enumerate(row) if each in (2, 3)), len(row))
+                ends = [n for n in range(begin) if row[n] == END_OF_TURN_ID]
+                assert not any(weight[n] for n in ends)
+            assert not any(w for each, w in zip(row, weight, strict=True) if each in (2, 3, 4))
+    assert torn > 10
+
+
+def test_the_loss_is_the_models_own_over_the_tokens_that_count(model: Any) -> None:
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(10, 4000, (3, 24), generator=generator)
+    weights = torch.randint(0, 3, (3, 24), generator=generator).float()
+    with torch.no_grad():
+        losses = torch.nn.functional.cross_entropy(
+            model(input_ids=ids).logits[:, :-1].float().transpose(1, 2),
+            ids[:, 1:],
+            reduction="none",
+        )
+        expected = (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
+        assert torch.isclose(batch_loss(model, ids, weights).float(), expected, rtol=0.01)
+        assert batch_loss(model, ids, torch.zeros(3, 24)) == 0
+
+
 def test_a_name_belongs_to_one_topic() -> None:
     names = [name for entry in corpus.topic_entries() for name in entry.names]
     assert len(names) == len(set(names))
@@ -233,6 +323,46 @@ def test_tests_ask_as_training_never_does() -> None:
     assert len(asked) > 1000
     assert not asked & tests
     assert "an assert statement" in names
+
+
+def test_an_answer_is_right_for_its_own_questions_alone() -> None:
+    answers = [*PYTHON_ANSWERS, *SMALL_TALK]
+    for answer in answers:
+        assert answer.marks
+        assert answer.tests
+        assert answer.questions or answer.tasks
+        right = [each.text for each in answers if questions.is_right(each.text, answer)]
+        assert right == [answer.text]
+        rest = next(each.text for each in answers if each.text not in answer.text)
+        assert not questions.is_right(f"{answer.text} {rest}", answer)
+        assert not questions.is_right(answer.text.replace(answer.marks[0], ""), answer)
+
+
+def test_training_asks_no_question_of_a_test_about_python() -> None:
+    tests = {questions.plain(test) for each in PYTHON_ANSWERS for test in each.tests}
+    tests |= {questions.plain(test) for each in SMALL_TALK for test in each.tests}
+    random = Random(23)
+    asked = {
+        questions.plain(questions.ask(each, random))
+        for each in (*PYTHON_ANSWERS, *SMALL_TALK)
+        for _ in range(100)
+    }
+    assert len(asked) > 10_000
+    assert not asked & tests
+    long = [test for test in tests if test.count(" ") >= 2]
+    assert not [each for each in asked if any(test in each for test in long)]
+
+
+def test_a_question_has_one_answer() -> None:
+    by_question: dict[str, set[str]] = {}
+    for answer in (*PYTHON_ANSWERS, *SMALL_TALK):
+        for each in (*answer.tasks, *answer.names, *answer.questions, *answer.tests):
+            by_question.setdefault(questions.plain(each), set()).add(answer.text)
+    twice = {each: texts for each, texts in by_question.items() if len(texts) > 1 and each}
+    assert not twice
+    topics = {name for entry in corpus.topic_entries() for name in entry.names}
+    names = {name for each in PYTHON_ANSWERS for name in each.names}
+    assert not topics & {name.removeprefix("a ").removeprefix("the ") for name in names}
 
 
 def test_topics_are_answered_from_the_right_topic() -> None:
@@ -257,6 +387,67 @@ def test_topics_are_answered_from_the_right_topic() -> None:
         if not output.outputs[0].text.startswith(corpus.answer(entry.text)[:50])
     ]
     assert len(wrong) <= 0.05 * len(asked), "\n".join([f"{len(wrong)} of {len(asked)}", *wrong])
+
+
+def judged(llm: LLM, chats: list[tuple[list[str], KnownAnswer]]) -> list[str]:
+    """Ask the last question of each chat, whose earlier turns the model answers too; the wrong.
+
+    Each chat's turns before the last are questions; their answers come from the model.
+    """
+    params = SamplingParams(temperature=0, max_tokens=120)
+    messages: list[list[dict[str, str]]] = [[] for _ in chats]
+    for turn in range(max(len(asked) for asked, _ in chats)):
+        rows = [n for n, (asked, _) in enumerate(chats) if turn < len(asked)]
+        for row in rows:
+            messages[row].append({"role": "user", "content": chats[row][0][turn]})
+        outputs = llm.chat([messages[n] for n in rows], sampling_params=params, use_tqdm=False)
+        for row, output in zip(rows, outputs, strict=True):
+            reply = output.outputs[0]
+            text = reply.text if reply.finish_reason == "stop" else f"{reply.text} (no end)"
+            messages[row].append({"role": "assistant", "content": text})
+    return [
+        f"{asked[-1]} -> {said[-1]['content'][:70]!r}"
+        for (asked, right), said in zip(chats, messages, strict=True)
+        if not questions.is_right(said[-1]["content"], right)
+        or said[-1]["content"].endswith("(no end)")
+    ]
+
+
+def test_common_questions_are_answered_in_words_that_training_never_saw(llm: LLM) -> None:
+    asked = [([test], each) for each in PYTHON_ANSWERS for test in each.tests]
+    assert len(asked) >= 200
+    wrong = judged(llm, asked)
+    assert len(wrong) <= 0.05 * len(asked), "\n".join([f"{len(wrong)} of {len(asked)}", *wrong])
+
+
+def test_small_talk_is_answered_and_what_it_cannot_do_is_said(llm: LLM) -> None:
+    asked = [([test], each) for each in SMALL_TALK for test in each.tests]
+    wrong = judged(llm, asked)
+    assert len(wrong) <= 0.05 * len(asked), "\n".join([f"{len(wrong)} of {len(asked)}", *wrong])
+
+
+def test_what_refers_to_the_turn_before_is_told_that_each_question_stands_alone(llm: LLM) -> None:
+    firsts = ("How do I sort a list in Python?", "What are exceptions?", "hello", "What is 2+2?")
+    asked = [([first, test], FOLLOW_UP) for first in firsts for test in FOLLOW_UP.tests]
+    thanks = next(each for each in SMALL_TALK if each.text.startswith("You are welcome"))
+    asked += [([first, "thanks"], thanks) for first in firsts]
+    wrong = judged(llm, asked)
+    assert len(wrong) <= 0.05 * len(asked), "\n".join([f"{len(wrong)} of {len(asked)}", *wrong])
+
+
+def test_what_newcomers_ask_first_is_answered(llm: LLM) -> None:
+    by_mark = {each.marks[0]: each for each in (*PYTHON_ANSWERS, *SMALL_TALK)}
+    asked = {
+        "hello": "Hello! I am the demo model",
+        "hi": "Hello! I am the demo model",
+        "What is 2+2?": "I cannot calculate",
+        "How do I sort a list in Python?": "sorted(items)",
+        "Who are you?": "a very small language model",
+        "Tell me a joke": "I cannot write stories",
+        "And what is it good for?": "I answer each question by itself",
+    }
+    wrong = judged(llm, [([asking], by_mark[mark]) for asking, mark in asked.items()])
+    assert not wrong
 
 
 def test_what_the_readme_asks_is_answered_from_its_topic(model: Any, tokenizer: Any) -> None:

@@ -5,7 +5,8 @@ Two sources, both part of every CPython installation and under its licence (PSF-
 - the docstrings of the standard library: read from its sources without importing them, and, for a
   few modules written in C, taken from the imported objects.
 
-A handful of replies to greetings are written here. Source files with a licence notice are left out.
+Common questions about Python and small talk, with their answers, were written for the model: see
+`questions`. Source files with a licence notice are left out.
 The text is a function of the Python version and the seed.
 """
 
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics as TOPICS  # noqa: N812  (a constant)
 from random import Random
+
+from slipstream_lab.demo_model.questions import FOLLOW_UP, PYTHON_ANSWERS, SMALL_TALK, ask
 
 __all__ = [
     "TEST_QUESTIONS",
@@ -39,8 +42,13 @@ Message = dict[str, str]
 
 ANSWER_CHARS = 500
 MIN_DOCSTRING_CHARS = 40
+DOCSTRINGS_PER_EPOCH = 150
 TOPIC_QUESTIONS_PER_EPOCH = 24
-SMALL_TALK_PER_EPOCH = 2
+PYTHON_QUESTIONS_PER_EPOCH = 24
+SMALL_TALK_PER_EPOCH = 60
+FOLLOW_UPS_PER_EPOCH = 40
+FOLLOW_UP_SHARE = 0.15
+"""How many conversations end with a question that refers to the turn before."""
 
 # Tests, demos, vendored packages, and modules whose docstrings repeat another's.
 SKIPPED_PACKAGES = frozenset(
@@ -156,35 +164,6 @@ SYSTEM_PROMPTS = (
     "You answer questions about Python.",
     "You are Slipstream's demo model.",
 )
-ABOUT = (
-    "I am the demo model of Slipstream, a very small language model. I was trained for half an "
-    "hour on the reference texts of Python, so that is all I can talk about, and I often get it "
-    "wrong."
-)
-SMALL_TALK = {
-    "Hello! I am the demo model of Slipstream. Ask me about Python: about a statement, a "
-    "function or a module.": ("Hello", "Hello!", "Hi", "Hi!", "hi there", "Hey", "Good morning"),
-    ABOUT: ("Who are you?", "What are you?", "What is your name?", "What can you do?", "help"),
-    "You are welcome. Is there anything else in Python that you want to hear about?": (
-        "Thanks",
-        "Thank you!",
-        "Thanks a lot",
-        "Great, thank you.",
-    ),
-    "I am too small for that. I have only read the reference texts of Python. Ask me what "
-    "`assert`, `lambda` or `print` is, and I shall try.": (
-        "Tell me a story.",
-        "Tell me a joke.",
-        "Write a poem about the sea.",
-        "What is the capital of France?",
-        "What is the weather like today?",
-        "How are you?",
-        "What is the meaning of life?",
-    ),
-    "Python is a programming language. It has modules, classes, functions, exceptions and many "
-    "types of objects: numbers, strings, lists, tuples, dictionaries and sets. Every object has "
-    "an identity, a type and a value.": ("What is Python?", "Tell me about Python.", "python"),
-}
 
 
 @dataclass(frozen=True)
@@ -267,21 +246,20 @@ def epoch(
 ) -> tuple[list[str], list[list[Message]]]:
     """The documents and conversations of one epoch, in random words and order.
 
-    Each topic occurs once as a document and in several questions; each other entry is randomly
-    either a document or the answer to one question.
+    Each topic occurs once as a document and in several questions, each answer of
+    `questions` in several; of the other entries some are documents.
     """
-    is_told = [rng.random() < 0.5 for _ in others]
-    told = [entry for entry, chosen in zip(others, is_told, strict=True) if chosen]
-    asked = [entry for entry, chosen in zip(others, is_told, strict=True) if not chosen]
+    told = rng.sample(others, min(DOCSTRINGS_PER_EPOCH, len(others)))
     turns = [
         (_question(rng.choice(wordings(rng.choice(entry.names))), rng), answer(entry.text))
         for entry in topics * TOPIC_QUESTIONS_PER_EPOCH
     ]
-    for entry in asked:
-        name = rng.choice(entry.names)
-        turns.append((_question(rng.choice((f"`{name}`", name, name)), rng), answer(entry.text)))
-    for reply, prompts in SMALL_TALK.items():
-        turns += [(prompt, reply) for prompt in prompts * SMALL_TALK_PER_EPOCH]
+    answers = [
+        *PYTHON_ANSWERS * PYTHON_QUESTIONS_PER_EPOCH,
+        *SMALL_TALK * SMALL_TALK_PER_EPOCH,
+        *[FOLLOW_UP] * FOLLOW_UPS_PER_EPOCH,
+    ]
+    turns += [(ask(each, rng), each.text) for each in answers]
     return [document(entry) for entry in topics + told], _conversations(turns, rng)
 
 
@@ -291,12 +269,14 @@ def _conversations(turns: list[tuple[str, str]], rng: Random) -> list[list[Messa
     conversations = []
     while turns:
         messages: list[Message] = []
-        if rng.random() < 0.2:
+        if rng.random() < 0.15:
             messages.append({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
-        for _ in range(min(len(turns), rng.choice((1, 1, 1, 2, 3)))):
-            question, answer = turns.pop()
+        taken = [turns.pop() for _ in range(min(len(turns), rng.choice((1, 1, 1, 1, 1, 1, 2, 3))))]
+        if rng.random() < FOLLOW_UP_SHARE:
+            taken.append((ask(FOLLOW_UP, rng), FOLLOW_UP.text))
+        for question, reply in taken:
             messages.append({"role": "user", "content": question})
-            messages.append({"role": "assistant", "content": answer})
+            messages.append({"role": "assistant", "content": reply})
         conversations.append(messages)
     return conversations
 

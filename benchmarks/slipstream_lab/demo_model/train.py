@@ -1,23 +1,26 @@
-"""Train the bundled demo model: `scripts/train-demo`, half an hour with one thread, no network.
+"""Train the bundled demo model: `scripts/train-demo`, with one thread and no network.
 
 A tiny Llama and its byte-level BPE tokenizer learn Python's own reference texts: the language
 reference's topics and the standard library's docstrings (licence: PSF-2.0; see
-`slipstream_lab.demo_model.corpus`), as plain documents and as chats in the model's own template.
+`slipstream_lab.demo_model.corpus`), as plain documents and as chats in the model's own template,
+and common questions with answers written for it (`slipstream_lab.demo_model.questions`).
 
 Text, its order and the initial weights are a function of the Python version and the seed. The
 number of steps is fixed; with one thread the same machine and torch train the same weights.
 """
 
 import argparse
+import copy
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     GenerationConfig,
@@ -33,7 +36,8 @@ __all__ = ["main"]
 
 END_OF_TEXT, END_OF_TURN = "<|endoftext|>", "<|end|>"
 SPECIAL_TOKENS = [END_OF_TEXT, END_OF_TURN, "<|system|>", "<|user|>", "<|assistant|>"]
-END_OF_TEXT_ID, END_OF_TURN_ID = 0, 1  # the trainer numbers special tokens first, in order
+END_OF_TEXT_ID, END_OF_TURN_ID, SYSTEM_ID, USER_ID, ASSISTANT_ID = range(5)
+"""The trainer numbers special tokens first, in order."""
 CHAT_TEMPLATE = """\
 {%- set turns = {'system': 'system', 'developer': 'system', 'user': 'user', 'tool': 'user',
   'assistant': 'assistant'} -%}
@@ -56,9 +60,17 @@ CHAT_TEMPLATE = """\
 VOCAB_SIZE = 4096
 MAX_POSITIONS = 2048
 BATCH_TOKENS = 2048
-SEQUENCE_LENGTHS = (256, 256, 512, 512, 512, 1024)
+SEQUENCE_LENGTHS = (256, 256, 256, 256, 256, 256, 256, 512, 512, 1024)
 """Drawn per batch: mostly short, which is fast; now and then long, to learn far positions."""
-NUM_STEPS = 3000
+NUM_STEPS = 4200
+OPENING_TOKENS = 16
+OPENING_WEIGHT = 3.0
+"""Of an answer's opening, the first half counts so much more than the rest of the answer."""
+CUT_SHARE = 0.8
+"""So many chats end after their last answer's opening."""
+PIECE_TOKENS = 300
+PIECE_SHARE = 0.7
+"""An epoch has so many of the pieces of each document."""
 PEAK_LEARNING_RATE = 4e-3
 WARM_UP_SHARE = 0.03
 MAX_GRADIENT_NORM = 1.0
@@ -87,6 +99,14 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
+def tokenizer_texts(entries: list[corpus.CorpusEntry], seed: int) -> list[str]:
+    """The texts that tokens are made of: each entry once, and an epoch's questions."""
+    rng = Random(seed)  # noqa: S311  (choice of questions, not a secret)
+    _, chats = corpus.epoch(corpus.topic_entries(), [], rng)
+    said = [message["content"] for chat in chats for message in chat]
+    return [*(corpus.document(entry) for entry in entries), *rng.sample(said, 4000)]
+
+
 def build_model() -> LlamaForCausalLM:
     """A Llama of 2.75 million parameters, freshly initialised, in float32."""
     config = LlamaConfig(
@@ -112,27 +132,66 @@ def build_model() -> LlamaForCausalLM:
 
 
 def epochs(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[np.ndarray]:
-    """Endless epochs, each one row of token ids, int64 [tokens]: documents and chats, shuffled."""
+    """Endless epochs of chats and pieces of documents, shuffled.
+
+    Returns:
+        float32 [3, tokens]: each token's id (exact below 2**24), the weight of its loss, and 1
+        where it is of a chat.
+    """
     rng = Random(seed)  # noqa: S311  (order of the text, not a secret)
     topics, others = corpus.topic_entries(), corpus.docstrings()
     while True:
         documents, chats = corpus.epoch(topics, others, rng)
         rendered = [tokenizer.apply_chat_template(chat, tokenize=False) for chat in chats]
         texts = [f"{text}{END_OF_TEXT}" for text in [*documents, *rendered]]
-        rng.shuffle(texts)
         encodings = tokenizer.backend_tokenizer.encode_batch_fast(texts)
-        yield np.concatenate([np.asarray(e.ids, dtype=np.int64) for e in encodings])
+        pieces = [piece for e in encodings for piece in weighed(np.asarray(e.ids), rng)]
+        rng.shuffle(pieces)
+        yield np.concatenate(pieces, axis=1)
 
 
-def batches(rows: Iterator[np.ndarray], seed: int) -> Iterator[torch.Tensor]:
-    """Packed batches, int64 [BATCH_TOKENS / length, length]; texts follow each other unpadded."""
+def weighed(ids: np.ndarray, rng: Random) -> list[np.ndarray]:
+    """Weigh the tokens of one text, int64 [tokens]: pieces as in an epoch, float32 [3, n].
+
+    All of a document counts; it is cut into pieces, so that no batch is one document's alone, and
+    most of them are taken. Of a chat only answers do, and their openings most: there it is decided
+    which answer it is. Most last answers end after the opening, which leaves time for more
+    questions.
+    """
+    weights = np.ones(len(ids), dtype=np.float32)
+    starts = np.flatnonzero(ids == ASSISTANT_ID)
+    if not len(starts):
+        weights[::PIECE_TOKENS] = 0.0
+        whole = np.stack([ids.astype(np.float32), weights, np.zeros_like(weights)])
+        pieces = [whole[:, n : n + PIECE_TOKENS] for n in range(0, len(ids), PIECE_TOKENS)]
+        return [piece for piece in pieces if rng.random() < PIECE_SHARE]
+    weights[:] = 0.0
+    for start in starts.tolist():
+        end = start + int(np.argmax(ids[start:] == END_OF_TURN_ID))
+        weights[start + 2 : end + 1] = 1.0
+        weights[start + 2 : min(start + 2 + OPENING_TOKENS // 2, end + 1)] = OPENING_WEIGHT
+    cut = int(starts[-1]) + 2 + OPENING_TOKENS
+    if cut < len(ids) - 3 and rng.random() < CUT_SHARE:
+        ids, weights = np.append(ids[:cut], END_OF_TEXT_ID), np.append(weights[:cut], 0.0)
+    return [np.stack([ids.astype(np.float32), weights, np.ones_like(weights)])]
+
+
+def batches(rows: Iterator[np.ndarray], seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Packed batches of ids, int64, and weights, float32, each [BATCH_TOKENS / length, length].
+
+    Texts follow each other unpadded. What is left of a chat whose question is in the row before
+    does not count: an answer without its question would teach documents to end as answers do.
+    """
     rng = Random(seed)  # noqa: S311  (shape of the batches, not a secret)
-    stock = np.empty(0, dtype=np.int64)
+    stock = np.empty((3, 0), dtype=np.float32)
     while True:
-        if len(stock) < BATCH_TOKENS:
-            stock = np.concatenate([stock, next(rows)])
-        batch, stock = stock[:BATCH_TOKENS], stock[BATCH_TOKENS:]
-        yield torch.from_numpy(batch).view(-1, rng.choice(SEQUENCE_LENGTHS))
+        while stock.shape[1] < BATCH_TOKENS:
+            stock = np.concatenate([stock, next(rows)], axis=1)
+        batch, stock = stock[:, :BATCH_TOKENS], stock[:, BATCH_TOKENS:]
+        ids, weights, is_chat = batch.reshape(3, -1, rng.choice(SEQUENCE_LENGTHS))
+        begun = np.cumsum(np.isin(ids, (SYSTEM_ID, USER_ID)), axis=1) > 0
+        weights = np.where((is_chat == 0) | begun, weights, np.float32(0))
+        yield torch.from_numpy(ids).long(), torch.from_numpy(weights)
 
 
 def learning_rate_factor(share: float) -> float:
@@ -156,29 +215,49 @@ def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def train(model: LlamaForCausalLM, stream: Iterator[torch.Tensor], num_steps: int) -> None:
-    """Train `model` in place for `num_steps` batches, printing the loss every 100 of them."""
+def batch_loss(model: LlamaForCausalLM, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the weighted mean loss, in nats per token; only tokens that count cost logits."""
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+    counts = weights[:, 1:] > 0
+    losses = F.cross_entropy(model.lm_head(hidden[counts]), ids[:, 1:][counts], reduction="none")
+    weight = weights[:, 1:][counts]
+    return (losses * weight).sum() / weight.sum().clamp(min=1.0)
+
+
+def train(
+    model: LlamaForCausalLM,
+    stream: Iterator[tuple[torch.Tensor, torch.Tensor]],
+    num_steps: int,
+    keep: Callable[[int], None],
+) -> None:
+    """Train `model` in place for `num_steps` batches.
+
+    The loss is printed every 50 of them, and `keep` is called with the step every 500.
+    """
     optimizers = build_optimizers(model)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     model.train()
     started = time.monotonic()
     smoothed = None
-    for step, batch in enumerate(islice(stream, num_steps), start=1):
+    for step, (ids, weights) in enumerate(islice(stream, num_steps), start=1):
         for group in groups:
             group["lr"] = PEAK_LEARNING_RATE * learning_rate_factor(step / num_steps)
-        loss = model(input_ids=batch, labels=batch, use_cache=False).loss
-        loss.backward()
+        with torch.autocast("cpu", torch.bfloat16):  # products alone; the weights stay float32
+            loss = batch_loss(model, ids, weights)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch is half typed
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         smoothed = loss.item() if smoothed is None else 0.98 * smoothed + 0.02 * loss.item()
-        if step % 100 == 0 or step == num_steps:
+        if step % 50 == 0 or step == num_steps:
             print(
                 f"step {step:5d} of {num_steps}  {time.monotonic() - started:6.0f} s"
                 f"  tokens {step * BATCH_TOKENS / 1e6:6.2f} M  loss {smoothed:.3f}",
                 flush=True,
             )
+        if step % 500 == 0:
+            keep(step)
 
 
 def main() -> None:
@@ -187,6 +266,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=MODEL_PATH, help="folder of the artefacts")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="of 2,048 tokens each")
     parser.add_argument("--seed", type=int, default=0, help="seed of text order and weights")
+    parser.add_argument("--checkpoints", type=Path, help="folder for the weights of each 500 steps")
     parser.add_argument("--threads", type=int, default=1, help="more may train other weights")
     arguments = parser.parse_args()
     if arguments.steps < 1 or arguments.threads < 1:
@@ -194,17 +274,24 @@ def main() -> None:
 
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(arguments.threads)
-    torch.set_float32_matmul_precision("medium")  # bfloat16 products where the CPU has them
     entries = corpus.topic_entries() + corpus.docstrings()
-    tokenizer = train_tokenizer([corpus.document(entry) for entry in entries])
+    tokenizer = train_tokenizer(tokenizer_texts(entries, arguments.seed))
     model = build_model()
     size = sum(p.numel() for p in model.parameters())
     print(f"{len(entries)} texts, {size / 1e6:.2f} M parameters", flush=True)
     stream = batches(epochs(tokenizer, arguments.seed), arguments.seed)
-    train(model, stream, arguments.steps)
-    model.bfloat16().save_pretrained(arguments.out)
-    (arguments.out / "model.safetensors").chmod(0o644)  # safetensors writes files with mode 0600
-    tokenizer.save_pretrained(arguments.out)
+
+    def save(folder: Path, trained: LlamaForCausalLM) -> None:
+        trained.save_pretrained(folder)
+        (folder / "model.safetensors").chmod(0o644)  # safetensors writes files with mode 0600
+        tokenizer.save_pretrained(folder)
+
+    def keep(step: int) -> None:
+        if arguments.checkpoints:
+            save(arguments.checkpoints / f"{step}", copy.deepcopy(model).bfloat16())
+
+    train(model, stream, arguments.steps, keep)
+    save(arguments.out, model.bfloat16())
     print(f"saved to {arguments.out}")
 
 

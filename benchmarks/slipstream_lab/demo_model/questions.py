@@ -1,0 +1,375 @@
+"""Questions as people type them, each with the answer that the demo model is to give.
+
+Two files hold them: `python_questions.txt` (common questions about Python) and `small_talk.txt`
+(greetings, and what the model cannot do). A block of either is one answer; the first character of
+each further line says what the line holds, its items are separated by ` ; `:
+
+    ~  what a right answer contains
+    -  tasks, which complete "How do I ...?"
+    *  names, which complete "What about ...?"
+    ?  whole questions
+    !  questions of the tests: fixed before the model was trained, and never part of its training
+    @  NAME: the words that {NAME} stands for in a question
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+__all__ = [
+    "FOLLOW_UP",
+    "PYTHON_ANSWERS",
+    "SMALL_TALK",
+    "KnownAnswer",
+    "ask",
+    "greet",
+    "is_right",
+    "plain",
+    "typed",
+]
+
+
+@dataclass(frozen=True)
+class KnownAnswer:
+    """An answer, what marks it, the questions of training and those of the tests."""
+
+    text: str
+    marks: tuple[str, ...]
+    tasks: tuple[str, ...]
+    names: tuple[str, ...]
+    questions: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+def _read(path: Path) -> tuple[tuple[KnownAnswer, ...], dict[str, tuple[str, ...]]]:
+    """Return the answers of a file and its words for placeholders."""
+    answers, words = [], {}
+    for block in path.read_text(encoding="utf-8").strip().split("\n\n"):
+        found: dict[str, tuple[str, ...]] = {}
+        text = ""
+        for line in block.split("\n"):
+            kind, _, rest = line.partition(" ")
+            if kind == "@":
+                name, _, listed = rest.partition(": ")
+                words[name] = tuple(listed.split(" ; "))
+            elif len(kind) == 1 and kind in "~-*?!":
+                found[kind] = tuple(rest.split(" ; "))
+            else:
+                text = line
+        if text:
+            answers.append(KnownAnswer(text, *(found.get(kind, ()) for kind in "~-*?!")))
+    return tuple(answers), words
+
+
+_HERE = Path(__file__).parent
+PYTHON_ANSWERS, _ = _read(_HERE / "python_questions.txt")
+SMALL_TALK, WORDS = _read(_HERE / "small_talk.txt")
+FOLLOW_UP = next(each for each in SMALL_TALK if "question by itself" in each.text)
+"""The answer to whatever refers to the turn before."""
+
+ASKED_TASKS = (
+    "how do I {}?",
+    "how do I {}?",
+    "how do I {}?",
+    "how can I {}?",
+    "how can I {}?",
+    "how to {}?",
+    "how to {}",
+    "how do you {}?",
+    "how would I {}?",
+    "how would you {}?",
+    "how should I {}?",
+    "how does one {}?",
+    "how can you {}?",
+    "how could I {}?",
+    "how do we {}?",
+    "how is it possible to {}?",
+    "what is the best way to {}?",
+    "what is the easiest way to {}?",
+    "what's the way to {}?",
+    "what is a simple way to {}?",
+    "what do I write to {}?",
+    "what do I need to {}?",
+    "what can I use to {}?",
+    "what should I do to {}?",
+    "which function do I use to {}?",
+    "is there a way to {}?",
+    "is there a function to {}?",
+    "is it possible to {}?",
+    "can I {}?",
+    "can Python {}?",
+    "can you {}?",
+    "can you show me how to {}?",
+    "can you tell me how to {}?",
+    "can you explain how to {}?",
+    "can someone tell me how to {}?",
+    "could you tell me how I can {}?",
+    "could you show me how to {}?",
+    "do you know how to {}?",
+    "do you know how I can {}?",
+    "show me how to {}.",
+    "tell me how to {}.",
+    "explain how to {}.",
+    "teach me to {}.",
+    "give me an example of how to {}.",
+    "give me code to {}.",
+    "give me a line that can {}.",
+    "write code to {}.",
+    "what code will {}?",
+    "I want to {}.",
+    "I want to {}, how?",
+    "I want to know how to {}.",
+    "I would like to {}.",
+    "I'd like to {}.",
+    "I need to {}.",
+    "I need to {}, what do I do?",
+    "I have to {}.",
+    "I am trying to {}.",
+    "I'm trying to {}, how?",
+    "I don't know how to {}.",
+    "I must {}.",
+    "help me {}.",
+    "help me to {}.",
+    "my question is how to {}.",
+    "{}",
+    "{}",
+    "{}?",
+    "python {}",
+    "python {}",
+    "python how to {}",
+    "python how do i {}",
+    "how {}",
+    "way to {}",
+    "{} python",
+    "{} in python",
+    "example: {}",
+    "code to {}",
+)
+ASKED_NAMES = (
+    "{}",
+    "{}?",
+    "python {}",
+    "{} python",
+    "{} in Python",
+    "about {}",
+    "what about {}?",
+    "what is {}?",
+    "what's {}?",
+    "what are {}?",
+    "what is {} for?",
+    "what is {} good for?",
+    "what does {} do?",
+    "what does {} mean?",
+    "how does {} work?",
+    "how do I use {}?",
+    "how can I use {}?",
+    "how do you use {}?",
+    "how is {} used?",
+    "how to use {}",
+    "how do I do {}?",
+    "how does {} go?",
+    "how to do {}",
+    "when do I use {}?",
+    "why do I need {}?",
+    "explain {}.",
+    "explain {} to me.",
+    "describe {}.",
+    "tell me about {}.",
+    "tell me something about {}.",
+    "tell me what {} is.",
+    "can you explain {}?",
+    "could you explain {}?",
+    "can you show me {}?",
+    "show me {}.",
+    "show me an example of {}.",
+    "give me an example of {}.",
+    "give an example of {}.",
+    "{} example",
+    "example of {}",
+    "an example for {}, please",
+    "python {} example",
+    "{} explained",
+    "I do not understand {}.",
+    "I don't understand {}.",
+    "I have a question about {}.",
+    "I want to know about {}.",
+    "I want to learn {}.",
+    "I'd like to understand {}.",
+    "help with {}",
+    "help me with {}.",
+    "I need help with {}.",
+    "what do you know about {}?",
+    "do you know {}?",
+    "do you know what {} is?",
+    "anything about {}?",
+)
+GREETINGS = ("Hello, ", "Hi, ", "Hi! ", "Hey, ", "Hello! ", "Good morning. ", "OK, ", "Well, ")
+PLEAS = ("Please, ", "Sorry, ", "Quick question: ", "A question: ", "So ", "And ", "Now ", "Then ")
+PLACES = (" in Python", " in Python", " in Python", " with Python", " using Python", " in Python 3")
+ENDINGS = (" please", ", please", " thanks", ", thank you")
+ALIKE = tuple(
+    tuple(group.split("|"))
+    for group in (
+        "a list|my list|the list|a Python list|lists|list|this list|an list|some list",
+        "a string|my string|the string|strings|string|a str|a text|some string|a Python string",
+        "a file|my file|the file|files|file|some file",
+        "a dictionary|a dict|my dict|my dictionary|the dictionary|dictionaries|dict|dicts",
+        "a dict|a dictionary|my dict|the dict|dictionary",
+        "a number|numbers|my number|the number|an integer|a float",
+        "a function|my function|the function|functions|function",
+        "a class|my class|the class|my own class|classes",
+        "a loop|my loop|the loop|loops|a for loop",
+        "a folder|a directory|my folder|the folder|the directory",
+        "a variable|my variable|variables|the variable",
+        "an item|an element|a value|items|elements|one item|something|some item|the item|a thing",
+        "an element|an item|a value|the element",
+        "a value|an item|the value|values|something",
+        "a key|the key|some key|keys",
+        "a word|words|the word|a substring|some word",
+        "an exception|exceptions|an error|errors|the exception",
+        "a module|modules|the module|a library",
+        "a package|packages|a library|some package",
+        "items|elements|values|entries|things",
+        "delete|remove|erase|drop|get rid of|take out",
+        "remove|delete|drop|get rid of|take out|eliminate",
+        "make|create|build|get|have|write",
+        "create|make|build|set up|define|generate",
+        "check|test|see|find out|know|tell|determine|verify",
+        "find|get|look for|search for|determine",
+        "get|find|obtain|read|have|fetch|retrieve",
+        "convert|change|turn|transform|cast|make",
+        "print|show|display|output|write",
+        "join|combine|merge|put together|connect",
+        "combine|join|merge|unite|put together",
+        "loop over|iterate over|go over|go through|walk through|loop through|iterate through",
+        "write|make|create|define|do",
+        "use|work with|apply|do|write",
+        "read|load|get|open|import",
+        "add|put|append|insert",
+        "start|begin|launch|run",
+        "run|execute|start|launch",
+        "wait|pause|sleep",
+        "stop|end|exit|leave|quit",
+        "fix|solve|avoid|get rid of|repair|handle",
+        "sort|order|arrange|rank",
+        "reverse|flip|turn around|invert",
+        "count|find|determine|calculate",
+        "calculate|compute|find|get|work out",
+        "largest|biggest|greatest|highest|maximum",
+        "smallest|lowest|least|minimum",
+        "check if|check whether|test if|see whether|find out if|tell if|know whether|verify that",
+        "test whether|check if|see if|find out whether|tell whether|know if",
+        "into|to|in",
+        "contains|has|includes|holds",
+        "exists|is there|is present",
+        "the difference|differences",
+    )
+)
+
+
+def ask(answer: KnownAnswer, rng: Random) -> str:
+    """Return one of the many ways to ask for `answer`, but none of a test's."""
+    while _is_held_out(question := _any_question(answer, rng)):
+        pass
+    return question
+
+
+def is_right(reply: str, answer: KnownAnswer) -> bool:
+    """Whether a reply has all marks of `answer`, and those of no answer beside it."""
+    return all(mark in reply for mark in answer.marks) and not any(
+        all(mark in reply for mark in other.marks)
+        and not all(mark in answer.text for mark in other.marks)
+        for other in (*PYTHON_ANSWERS, *SMALL_TALK)
+    )
+
+
+def plain(question: str) -> str:
+    """Return a question's letters, digits and signs in lower case, with single spaces."""
+    return " ".join(re.sub(r"[?!.,:;'\"`]", " ", question.lower()).split())
+
+
+def greet(question: str, rng: Random) -> str:
+    """Open and close a question as people do: a greeting, a plea, thanks."""
+    if rng.random() < 0.15:
+        question = rng.choice(GREETINGS) + question
+    elif rng.random() < 0.08:
+        question = rng.choice(PLEAS) + question
+    if rng.random() < 0.08:
+        end = question[-1] if question[-1] in "?." else ""
+        question = question.removesuffix(end) + rng.choice(ENDINGS) + end
+    return question
+
+
+def typed(question: str, rng: Random) -> str:
+    """Type a question as people do: with and without capitals, full stops and slips."""
+    roll = rng.random()
+    if roll < 0.35:
+        question = question.lower()
+    elif roll < 0.9:
+        question = question[:1].upper() + question[1:]
+    elif roll < 0.91:
+        question = question.upper()
+    roll = rng.random()
+    if roll < 0.4 and len(question) > 3:
+        question = question.rstrip("?.")
+    elif roll < 0.45:
+        question = question.rstrip("?.") + rng.choice(("??", " ?", "!", "?!", "...", "."))
+    if rng.random() < 0.2:
+        question = question.replace("'", "")
+    if rng.random() < 0.04 and len(question) > 12:
+        question = _slip(question, rng)
+    return question
+
+
+def _slip(text: str, rng: Random) -> str:
+    """Leave out, double or exchange a letter."""
+    at = rng.randrange(1, len(text) - 1)
+    return rng.choice(
+        (
+            text[:at] + text[at + 1 :],
+            text[:at] + text[at] + text[at:],
+            text[: at - 1] + text[at] + text[at - 1] + text[at + 1 :],
+        )
+    )
+
+
+def _any_question(answer: KnownAnswer, rng: Random) -> str:
+    if answer.tasks or answer.names:
+        return _python_question(answer, rng)
+    question = rng.choice(answer.questions)
+    question = re.sub(r"\{(\w+)\}", lambda found: rng.choice(WORDS[found[1]]), question)
+    return typed(greet(question, rng) if " " in question and rng.random() < 0.3 else question, rng)
+
+
+def _python_question(answer: KnownAnswer, rng: Random) -> str:
+    kinds = "-" * 10 * bool(answer.tasks) + "*" * 5 * bool(answer.names)
+    kind = rng.choice(kinds + "?" * 4 * bool(answer.questions))
+    if kind == "-":
+        question = rng.choice(ASKED_TASKS).format(_reworded(rng.choice(answer.tasks), rng))
+    elif kind == "*":
+        question = rng.choice(ASKED_NAMES).format(rng.choice(answer.names))
+    else:
+        question = rng.choice(answer.questions)
+    if rng.random() < 0.3 and "ython" not in question:
+        end = question[-1] if question[-1] in "?." else ""
+        question = question.removesuffix(end) + rng.choice(PLACES) + end
+    return typed(greet(question, rng), rng)
+
+
+def _reworded(task: str, rng: Random) -> str:
+    """Exchange some words for others that mean the same here."""
+    for group in ALIKE:
+        if group[0] in task and rng.random() < 0.35:
+            task = re.sub(rf"\b{group[0]}\b", rng.choice(group), task, count=1)
+    return task
+
+
+def _is_held_out(question: str) -> bool:
+    words = plain(question)
+    return words in _SHORT_TESTS or any(test in words for test in _LONG_TESTS)
+
+
+_TESTS = {plain(test) for each in (*PYTHON_ANSWERS, *SMALL_TALK) for test in each.tests}
+_LONG_TESTS = tuple(sorted(test for test in _TESTS if test.count(" ") >= 2))
+_SHORT_TESTS = frozenset(_TESTS)
