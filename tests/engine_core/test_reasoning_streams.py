@@ -340,7 +340,7 @@ def test_what_begins_as_reasoning_may_be_the_grammars(make_core: Any, alone: Any
     tags = {"begins": ((first, second, third),), "ends": ((3, third, second, 2),)}
     held = [
         ask(worker, n, 150, budget=n % 5, grammar=grammar, reasoning=tags_of("start", **tags))
-        for n in range(60)
+        for n in range(240)
     ]
     box.until(lambda: all(map(is_done, held)))
     num_reasoning = 0

@@ -121,6 +121,21 @@ TASKS = (
 BARE = ("{}", "{}?", "{} in Python", "about {}")
 PLACES = ("", "", "", "", " in Python", " in the Python language", " to me", " for me", " in short")
 """How training asks about a name: greeting, request and task, or question, and where."""
+FURTHER_QUESTIONS = (
+    *QUESTIONS,
+    "what do people mean by {}?",
+    "what does one mean by {}?",
+    "what precisely is {}?",
+    "what is the meaning of {}?",
+    "what are {} exactly?",
+    "hey, what is {}?",
+    "hey, how does {} work?",
+    "teach me {}.",
+    "teach me what {} is.",
+)
+FURTHER_TASKS = (*TASKS, "define {} briefly.", "describe {} briefly.", "describe {} exactly.")
+FURTHER_PLACES = (*PLACES, " briefly", " briefly", " in a few words", " in brief", " exactly")
+"""What the second part of training adds to them."""
 TEST_QUESTIONS = (
     "What's {}?",
     "What exactly is {}?",
@@ -242,16 +257,21 @@ def document(entry: CorpusEntry) -> str:
 
 
 def epoch(
-    topics: list[CorpusEntry], others: list[CorpusEntry], rng: Random
+    topics: list[CorpusEntry], others: list[CorpusEntry], rng: Random, *, has_more: bool = False
 ) -> tuple[list[str], list[list[Message]]]:
     """The documents and conversations of one epoch, in random words and order.
+
+    With `has_more` questions have further wordings: those of the second part of training.
 
     Each topic occurs once as a document and in several questions, each answer of
     `questions` in several; of the other entries some are documents.
     """
     told = rng.sample(others, min(DOCSTRINGS_PER_EPOCH, len(others)))
     turns = [
-        (_question(rng.choice(wordings(rng.choice(entry.names))), rng), answer(entry.text))
+        (
+            _question(rng.choice(wordings(rng.choice(entry.names))), rng, has_more),
+            answer(entry.text),
+        )
         for entry in topics * TOPIC_QUESTIONS_PER_EPOCH
     ]
     answers = [
@@ -259,7 +279,7 @@ def epoch(
         *SMALL_TALK * SMALL_TALK_PER_EPOCH,
         *[FOLLOW_UP] * FOLLOW_UPS_PER_EPOCH,
     ]
-    turns += [(ask(each, rng), each.text) for each in answers]
+    turns += [(ask(each, rng, has_more=has_more), each.text) for each in answers]
     return [document(entry) for entry in topics + told], _conversations(turns, rng)
 
 
@@ -281,10 +301,10 @@ def _conversations(turns: list[tuple[str, str]], rng: Random) -> list[list[Messa
     return conversations
 
 
-def _question(name: str, rng: Random) -> str:
+def _question(name: str, rng: Random, has_more: bool) -> str:
     """One of some thousand ways to ask about a name, and none of a test's."""
     held_out = {_bare(question.format(name)) for question in TEST_QUESTIONS}
-    while _bare(question := _any_question(name, rng)) in held_out:
+    while _bare(question := _any_question(name, rng, has_more)) in held_out:
         pass
     return question
 
@@ -293,16 +313,19 @@ def _bare(question: str) -> str:
     return question.lower().rstrip("?.")
 
 
-def _any_question(name: str, rng: Random) -> str:
+def _any_question(name: str, rng: Random, has_more: bool) -> str:
+    questions = FURTHER_QUESTIONS if has_more else QUESTIONS
+    tasks = FURTHER_TASKS if has_more else TASKS
+    places = FURTHER_PLACES if has_more else PLACES
     roll = rng.random()
     if roll < 0.1:
         question = rng.choice(BARE).format(name)
     else:
-        asked = rng.choice(QUESTIONS)
+        asked = rng.choice(questions)
         if roll < 0.5:
-            asked = rng.choice(("", *REQUESTS)) + rng.choice(TASKS)
+            asked = rng.choice(("", *REQUESTS)) + rng.choice(tasks)
         asked = asked.format(name)
-        asked = asked[:-1] + rng.choice(PLACES) + asked[-1]
+        asked = asked[:-1] + rng.choice(places) + asked[-1]
         question = rng.choice(GREETINGS) + asked
         question = question[0].upper() + question[1:]
     return rng.choice((question, question, question.rstrip("?."), question.lower()))

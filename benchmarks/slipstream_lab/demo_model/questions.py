@@ -204,6 +204,19 @@ ASKED_NAMES = (
     "do you know what {} is?",
     "anything about {}?",
 )
+FURTHER_NAMES = (
+    *ASKED_NAMES,
+    "how are {} made?",
+    "how are {} used?",
+    "how is {} done?",
+    "how do {} work?",
+    "what is {}, briefly?",
+    "explain {} briefly.",
+    "what exactly is {}?",
+    "what does {} look like?",
+    "{} in a few words",
+)
+"""What the second part of training adds."""
 GREETINGS = ("Hello, ", "Hi, ", "Hi! ", "Hey, ", "Hello! ", "Good morning. ", "OK, ", "Well, ")
 PLEAS = ("Please, ", "Sorry, ", "Quick question: ", "A question: ", "So ", "And ", "Now ", "Then ")
 PLACES = (" in Python", " in Python", " in Python", " with Python", " using Python", " in Python 3")
@@ -268,9 +281,9 @@ ALIKE = tuple(
 )
 
 
-def ask(answer: KnownAnswer, rng: Random) -> str:
+def ask(answer: KnownAnswer, rng: Random, *, has_more: bool = False) -> str:
     """Return one of the many ways to ask for `answer`, but none of a test's."""
-    while _is_held_out(question := _any_question(answer, rng)):
+    while _is_held_out(question := _any_question(answer, rng, has_more)):
         pass
     return question
 
@@ -334,21 +347,23 @@ def _slip(text: str, rng: Random) -> str:
     )
 
 
-def _any_question(answer: KnownAnswer, rng: Random) -> str:
+def _any_question(answer: KnownAnswer, rng: Random, has_more: bool) -> str:
     if answer.tasks or answer.names:
-        return _python_question(answer, rng)
+        return _python_question(answer, rng, has_more)
     question = rng.choice(answer.questions)
     question = re.sub(r"\{(\w+)\}", lambda found: rng.choice(WORDS[found[1]]), question)
     return typed(greet(question, rng) if " " in question and rng.random() < 0.3 else question, rng)
 
 
-def _python_question(answer: KnownAnswer, rng: Random) -> str:
+def _python_question(answer: KnownAnswer, rng: Random, has_more: bool) -> str:
     kinds = "-" * 10 * bool(answer.tasks) + "*" * 5 * bool(answer.names)
     kind = rng.choice(kinds + "?" * 4 * bool(answer.questions))
     if kind == "-":
         question = rng.choice(ASKED_TASKS).format(_reworded(rng.choice(answer.tasks), rng))
     elif kind == "*":
-        question = rng.choice(ASKED_NAMES).format(rng.choice(answer.names))
+        question = rng.choice(FURTHER_NAMES if has_more else ASKED_NAMES).format(
+            rng.choice(answer.names)
+        )
     else:
         question = rng.choice(answer.questions)
     if rng.random() < 0.3 and "ython" not in question:

@@ -5,6 +5,8 @@ reference's topics and the standard library's docstrings (licence: PSF-2.0; see
 `slipstream_lab.demo_model.corpus`), as plain documents and as chats in the model's own template,
 and common questions with answers written for it (`slipstream_lab.demo_model.questions`).
 
+A first part trains most of it; a second, short one asks in further wordings, at a lower rate.
+
 Text, its order and the initial weights are a function of the Python version and the seed. The
 number of steps is fixed; with one thread the same machine and torch train the same weights.
 """
@@ -63,6 +65,8 @@ BATCH_TOKENS = 2048
 SEQUENCE_LENGTHS = (256, 256, 256, 256, 256, 256, 256, 512, 512, 1024)
 """Drawn per batch: mostly short, which is fast; now and then long, to learn far positions."""
 NUM_STEPS = 4200
+NUM_FURTHER_STEPS = 500
+"""Steps of the second part, which asks in further wordings."""
 OPENING_TOKENS = 16
 OPENING_WEIGHT = 3.0
 """Of an answer's opening, the first half counts so much more than the rest of the answer."""
@@ -72,6 +76,7 @@ PIECE_TOKENS = 300
 PIECE_SHARE = 0.7
 """An epoch has so many of the pieces of each document."""
 PEAK_LEARNING_RATE = 4e-3
+FURTHER_LEARNING_RATE = 1e-3
 WARM_UP_SHARE = 0.03
 MAX_GRADIENT_NORM = 1.0
 
@@ -131,7 +136,9 @@ def build_model() -> LlamaForCausalLM:
     return model
 
 
-def epochs(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[np.ndarray]:
+def epochs(
+    tokenizer: PreTrainedTokenizerFast, seed: int, *, has_more: bool = False
+) -> Iterator[np.ndarray]:
     """Endless epochs of chats and pieces of documents, shuffled.
 
     Returns:
@@ -141,7 +148,7 @@ def epochs(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[np.ndarray
     rng = Random(seed)  # noqa: S311  (order of the text, not a secret)
     topics, others = corpus.topic_entries(), corpus.docstrings()
     while True:
-        documents, chats = corpus.epoch(topics, others, rng)
+        documents, chats = corpus.epoch(topics, others, rng, has_more=has_more)
         rendered = [tokenizer.apply_chat_template(chat, tokenize=False) for chat in chats]
         texts = [f"{text}{END_OF_TEXT}" for text in [*documents, *rendered]]
         encodings = tokenizer.backend_tokenizer.encode_batch_fast(texts)
@@ -228,6 +235,7 @@ def train(
     model: LlamaForCausalLM,
     stream: Iterator[tuple[torch.Tensor, torch.Tensor]],
     num_steps: int,
+    peak: float,
     keep: Callable[[int], None],
 ) -> None:
     """Train `model` in place for `num_steps` batches.
@@ -241,7 +249,7 @@ def train(
     smoothed = None
     for step, (ids, weights) in enumerate(islice(stream, num_steps), start=1):
         for group in groups:
-            group["lr"] = PEAK_LEARNING_RATE * learning_rate_factor(step / num_steps)
+            group["lr"] = peak * learning_rate_factor(step / num_steps)
         with torch.autocast("cpu", torch.bfloat16):  # products alone; the weights stay float32
             loss = batch_loss(model, ids, weights)
         loss.backward()  # type: ignore[no-untyped-call]  # torch is half typed
@@ -265,6 +273,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train Slipstream's bundled demo model.")
     parser.add_argument("--out", type=Path, default=MODEL_PATH, help="folder of the artefacts")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="of 2,048 tokens each")
+    parser.add_argument("--further-steps", type=int, default=NUM_FURTHER_STEPS, help="second part")
+    parser.add_argument("--first", type=Path, help="the first part's result, from --checkpoints")
     parser.add_argument("--seed", type=int, default=0, help="seed of text order and weights")
     parser.add_argument("--checkpoints", type=Path, help="folder for the weights of each 500 steps")
     parser.add_argument("--threads", type=int, default=1, help="more may train other weights")
@@ -290,7 +300,18 @@ def main() -> None:
         if arguments.checkpoints:
             save(arguments.checkpoints / f"{step}", copy.deepcopy(model).bfloat16())
 
-    train(model, stream, arguments.steps, keep)
+    if arguments.first:
+        model = LlamaForCausalLM.from_pretrained(arguments.first)
+    else:
+        train(model, stream, arguments.steps, PEAK_LEARNING_RATE, keep)
+        if arguments.checkpoints:
+            save(arguments.checkpoints / "first", copy.deepcopy(model).bfloat16())
+    for parameter in model.parameters():  # as a checkpoint holds them
+        parameter.data = parameter.data.bfloat16().float()
+    model = model.float()
+    rows = epochs(tokenizer, arguments.seed + 1, has_more=True)
+    stream = batches(rows, arguments.seed + 1)
+    train(model, stream, arguments.further_steps, FURTHER_LEARNING_RATE, lambda _: None)
     save(arguments.out, model.bfloat16())
     print(f"saved to {arguments.out}")
 
