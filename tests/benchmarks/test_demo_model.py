@@ -314,9 +314,10 @@ def test_a_name_belongs_to_one_topic() -> None:
     assert not {"clas", "pas", "i", "a"} & set(names)  # no singulars of keywords
 
 
-def test_tests_ask_as_training_never_does() -> None:
+@pytest.mark.parametrize("has_more", [False, True])
+def test_tests_ask_as_training_never_does(has_more: bool) -> None:
     topics, others = corpus.topic_entries(), corpus.docstrings()[:50]
-    _, chats = corpus.epoch(topics, others, Random(3))
+    _, chats = corpus.epoch(topics, others, Random(3), has_more=has_more)
     asked = {message["content"] for chat in chats for message in chat if message["role"] == "user"}
     names = {form for entry in topics for name in entry.names for form in corpus.wordings(name)}
     tests = {question.format(name) for question in corpus.TEST_QUESTIONS for name in names}
@@ -343,9 +344,9 @@ def test_training_asks_no_question_of_a_test_about_python() -> None:
     tests |= {questions.plain(test) for each in SMALL_TALK for test in each.tests}
     random = Random(23)
     asked = {
-        questions.plain(questions.ask(each, random))
+        questions.plain(questions.ask(each, random, has_more=n % 2 == 1))
         for each in (*PYTHON_ANSWERS, *SMALL_TALK)
-        for _ in range(100)
+        for n in range(100)
     }
     assert len(asked) > 10_000
     assert not asked & tests

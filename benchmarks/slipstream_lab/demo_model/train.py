@@ -308,7 +308,7 @@ def main() -> None:
             save(arguments.checkpoints / "first", copy.deepcopy(model).bfloat16())
     for parameter in model.parameters():  # as a checkpoint holds them
         parameter.data = parameter.data.bfloat16().float()
-    model = model.float()
+    model = model.float()  # type: ignore[no-untyped-call]  # torch is half typed
     rows = epochs(tokenizer, arguments.seed + 1, has_more=True)
     stream = batches(rows, arguments.seed + 1)
     train(model, stream, arguments.further_steps, FURTHER_LEARNING_RATE, lambda _: None)
