@@ -65,8 +65,8 @@ BATCH_TOKENS = 2048
 SEQUENCE_LENGTHS = (256, 256, 256, 256, 256, 256, 256, 512, 512, 1024)
 """Drawn per batch: mostly short, which is fast; now and then long, to learn far positions."""
 NUM_STEPS = 4200
-NUM_FURTHER_STEPS = 500
-"""Steps of the second part, which asks in further wordings."""
+NUM_FURTHER_STEPS = 350
+"""Steps of the second part, which asks in further wordings and counts no document's end."""
 OPENING_TOKENS = 16
 OPENING_WEIGHT = 3.0
 """Of an answer's opening, the first half counts so much more than the rest of the answer."""
@@ -153,6 +153,9 @@ def epochs(
         texts = [f"{text}{END_OF_TEXT}" for text in [*documents, *rendered]]
         encodings = tokenizer.backend_tokenizer.encode_batch_fast(texts)
         pieces = [piece for e in encodings for piece in weighed(np.asarray(e.ids), rng)]
+        if has_more:  # a text that is to be continued should not end after its first sentence
+            for piece in pieces:
+                piece[1, piece[0] == END_OF_TEXT_ID] = 0.0
         rng.shuffle(pieces)
         yield np.concatenate(pieces, axis=1)
 
