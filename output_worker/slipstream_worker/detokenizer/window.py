@@ -55,7 +55,8 @@ class WindowDetokenizer:
     Two kinds of decoders read a token depending on tokens before any context: CTC, which drops a
     token equal to the previous one, after a rule for the first token; and ByteLevel after a step
     that has joined the tokens, which converts all characters to bytes or none. They are not
-    followed exactly; no stream could, as they take back whole characters.
+    followed exactly; no stream could, as they take back whole characters. Nor is a BPEDecoder's
+    suffix in the middle of a token, a blank that comes once another token follows.
     """
 
     __slots__ = (

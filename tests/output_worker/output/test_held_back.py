@@ -154,7 +154,10 @@ def test_what_has_left_of_a_text_that_may_stop(
     """What a stop string holds back is looked at again when the character behind it is whole."""
     case = compiled(kind)
     stops = data.draw(
-        st.lists(st.text("ab é\ufffd", min_size=1, max_size=3), min_size=1, max_size=2)
+        st.lists(st.text("ab é\ufffd", min_size=1, max_size=3), min_size=1, max_size=2).filter(
+            # one that holds another before its end counts where `min_tokens` let that one pass
+            lambda stops: not any(one in other[:-1] for one in stops for other in stops)
+        )
     )
     parts = [[i] for i in case.spell(b"ab \xc3\xa9\xe4\xb8\xf0")]
     parts += [case.spell("é".encode())]
@@ -195,7 +198,9 @@ def test_what_has_left_of_a_window(
     held back, and nothing before it, until as many tokens wait as a window holds. Of runs of byte
     tokens decode takes back what it showed."""
     case = compiled(kind)
-    ids = data.draw(case.any_ids)[:12]
+    # a word's end within a token is a blank once another token follows: decode takes back "ab"
+    taken_back = {case.tokenizer.token_to_id("a</w>b")}
+    ids = [each for each in data.draw(case.any_ids) if each not in taken_back][:12]
     prompt_ids = case.tokenizer.encode("the", add_special_tokens=False).ids
     factory = WindowDetokenizerFactory(case.tokenizer.to_str().encode())
     detokenizer = factory.create(prompt_ids, skip)
