@@ -3,8 +3,8 @@
 - A delta is one write: all events that it gives, each with its `id:` line if the client may resume.
   What continues the open block is written from constant parts, and where events have no ids by the
   broadcast itself.
-- Log-probabilities are written in time slices: those of an answer that is sent as one response,
-  those that a streamed answer gathers, and the events that end it, several of which have all.
+- Log-probabilities of an answer that is sent as one response are written in time slices, as are the
+  events that end a streamed answer with log-probabilities: several of them have all of these.
 - A streamed answer begins once its request is accepted, with the events that precede its text: a
   client knows its id while it waits for a place.
 - A resumed answer is read from its beginning and printed from the client's number on
@@ -41,7 +41,6 @@ from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import AnswerEvent, End, EventKind
 
 _TOKEN_BYTES = 4
-_COPIES = 2  # of a whole answer's log-probabilities: the events that end a stream have three
 _MAX_WITHHELD_BYTES = 2**22
 _KINDS = {
     BlockKind.CONTENT: EventKind.CONTENT,
@@ -75,10 +74,9 @@ class StreamedBlocks:
         self._kind = 0  # of its text (see `Deltas.kinds`)
         self._frame = ChunkFrame(b"", b"", 0)
         live.failure_event = self._writer.fail
-        self.is_plain = self._logged is None
+        self.is_plain = True
         self._state.awaits_acceptance = True
-        in_parts = None if self._logged is None else self._write_in_parts
-        self.queue = StreamQueue(live, self._state, self, _TOKEN_BYTES, in_parts=in_parts)
+        self.queue = StreamQueue(live, self._state, self, _TOKEN_BYTES)
         self.queue.stream.chunk_writer = self
         self.queue.stream.numbers = self._writer if self._printer.has_numbers else None
 
@@ -112,11 +110,6 @@ class StreamedBlocks:
         self._send(self._take(deltas))
         self._choose_writer()
 
-    def _write_in_parts(self, deltas: Sequence[Delta]) -> Parts[None]:
-        """`write_deltas`, for deltas with log-probabilities."""
-        self._send((yield from self._take_in_parts(deltas)))
-        self._choose_writer()
-
     def write_end(self, deltas: Sequence[Delta]) -> None:
         """See `DeltaWriter`."""
         found = self._take(deltas)
@@ -133,8 +126,8 @@ class StreamedBlocks:
         if self._logged is None:
             self._exchange.finish()
         else:
-            num_logprobs = _COPIES * self._live.num_logprobs_of([self._state])
-            self._live.with_room(num_logprobs, partial(_add, self._live, self._finish(end)))
+            parts = self._finish(end)
+            self._live.context.slices.add(partial(_go_on, self._live, parts), self._live.tenant)
 
     def _finish(self, end: End) -> Parts[None]:
         """Write the events that end the answer, one in each part."""
@@ -148,17 +141,13 @@ class StreamedBlocks:
 
     def _take(self, deltas: Sequence[Delta]) -> list[NumberedEvent]:
         """What is to be written of consecutive deltas."""
-        return run_all(self._take_in_parts(deltas))
-
-    def _take_in_parts(self, deltas: Sequence[Delta]) -> Parts[list[NumberedEvent]]:
         for delta in deltas:
             self._count(delta)
         events = [event for delta in deltas for event in events_of(delta)]
         is_accepted = not (deltas or self._state.is_over)
         found = self._begin() if events or is_accepted else []
         if self._logged is not None:
-            for delta in deltas:
-                found += yield from self._logged.take_in_parts(delta)
+            found += [each for delta in deltas for each in self._logged.take(delta)]
         elif events:
             found += self._writer.write(events)
         if not (self._is_behind or self._withheld):
@@ -258,7 +247,7 @@ class UnaryBlocks:
             return
         parts = self._write(state)
         if live.plan.has_logprobs:
-            live.with_room(live.num_logprobs_of([state]), partial(_add, live, parts))
+            live.context.slices.add(partial(_go_on, live, parts), live.tenant)
         else:
             run_all(parts)
 
@@ -286,10 +275,6 @@ class UnaryBlocks:
         yield from logged.take_in_parts(whole)
         reader.close(is_complete=end.reason == "stop")
         return reader.blocks
-
-
-def _add(live: LiveAnswer, parts: Parts[None]) -> None:
-    live.context.slices.add(partial(_go_on, live, parts), live.tenant)
 
 
 def _go_on(live: LiveAnswer, parts: Parts[None]) -> bool:

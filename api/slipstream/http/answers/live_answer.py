@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -49,7 +49,7 @@ from slipstream.http.openai.response_bodies import (
 )
 from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.response_encoding import event, json_response
-from slipstream.http.shares import Share, Shares
+from slipstream.http.shares import Shares
 from slipstream.http.time_slice import Parts, TimeSlicedQueue
 from slipstream.prompt_logprobs import PromptTokenLogprobs
 from slipstream_ipc.columns import u32
@@ -57,8 +57,6 @@ from slipstream_ipc.messages import End
 from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
-_LOGPROB_BYTES = 160  # as JSON, in parts and as a whole
-_FREE_BYTES = 2**18  # that need no share of the front's budget
 
 
 class StreamEngine(Protocol):
@@ -86,11 +84,6 @@ class AnswerContext:
     slices: TimeSlicedQueue = field(default_factory=TimeSlicedQueue)
     shares: Shares = field(default_factory=Shares)
     log_ignored: Callable[[str, str], None] = lambda names, request_id: None
-
-
-def needs_room(num_logprobs: int) -> bool:
-    """Whether so many log-probabilities are more than an answer may have without a share."""
-    return num_logprobs * _LOGPROB_BYTES > _FREE_BYTES
 
 
 class LiveAnswer:
@@ -143,35 +136,6 @@ class LiveAnswer:
             self.abandon()
         else:
             asyncio.get_running_loop().call_later(self.context.limits.resume_s, self.abandon)
-
-    def with_room(self, num_logprobs: int, then: Callable[[], None]) -> None:
-        """Call `then` once the front has room for the JSON of so many log-probabilities.
-
-        The exchange has the share until its answer has been sent. `then` raises nothing.
-        """
-
-        def ready(share: Share) -> None:
-            self.exchange.share = share
-            if self.exchange.is_open:
-                then()
-            else:
-                self.exchange.give_back()
-
-        if self.exchange.share is not None or not needs_room(num_logprobs):
-            then()
-        else:
-            self.context.shares.take(self.tenant or b"", num_logprobs * _LOGPROB_BYTES, ready)
-
-    def num_logprobs_of(self, states: Sequence[StreamState]) -> int:
-        """How many log-probabilities the answers of streams have that have ended, at most."""
-        plan, num = self.plan, 0
-        for state in states:
-            if plan.num_logprobs is not None and state.end is not None:
-                num += (1 + plan.num_logprobs) * state.end.num_tokens
-                num += (1 + plan.num_logprobs) * state.prompt_len * (plan.echo is not None)
-            if plan.num_prompt_logprobs is not None and plan.echo is None:
-                num += (1 + plan.num_prompt_logprobs) * state.prompt_len
-        return num
 
     def begin_stream(self) -> None:
         """Send the head of the event stream."""

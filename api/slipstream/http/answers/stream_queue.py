@@ -18,7 +18,7 @@ from slipstream.http.answers.broadcast import ChunkWriter
 from slipstream.http.answers.live_answer import LiveAnswer, is_whole, raise_failure
 from slipstream.http.api_errors import ApiError
 from slipstream.http.response_encoding import json_part
-from slipstream.http.time_slice import Parts, run_all
+from slipstream.http.time_slice import Parts
 from slipstream.outputs import Delta, begin_of, end_of
 from slipstream_ipc.telemetry.logs import of_requests
 
@@ -39,29 +39,22 @@ class DeltaWriter(ChunkWriter, Protocol):
 
 
 class StreamQueue:
-    """The wakeup of one stream. stream: how the broadcast writes its deltas."""
+    """The wakeup of one stream. stream: how the broadcast writes its deltas.
+
+    token_bytes: that a token takes in the answer beside its text, estimated.
+    """
 
     def __init__(
-        self,
-        live: LiveAnswer,
-        state: StreamState,
-        writer: DeltaWriter,
-        token_bytes: int,
-        *,
-        in_parts: Callable[[Sequence[Delta]], Parts[None]] | None = None,
+        self, live: LiveAnswer, state: StreamState, writer: DeltaWriter, token_bytes: int
     ) -> None:
-        """token_bytes: that a token takes in the answer beside its text, estimated. in_parts:
-        writes deltas in time slices, in place of `DeltaWriter.write_deltas`.
-        """
         self._live = live
         self._exchange = live.exchange
         self._state = state
         self._writer = writer
         self._token_bytes = token_bytes
-        self._write_in_parts = in_parts
         self._has_ended = False  # the end has been handled
         self._preparation: Callable[[], Parts[object]] | None = None
-        self._is_preparing = False  # or writing in time slices
+        self._is_preparing = False
         self.stream = live.context.broadcast.join(state, self, live.exchange, live.handle_exception)
 
     def prepare(self, preparation: Callable[[], Parts[object]]) -> None:
@@ -75,7 +68,9 @@ class StreamQueue:
             return
         if self._preparation is not None and state.error is None:
             if state.deltas or state.is_over:
-                self._go_on_in_slices(self._preparation())
+                self._is_preparing = True
+                parts = self._preparation()
+                self._live.context.slices.add(partial(self._go_on, parts), self._live.tenant)
             return
         try:
             if exchange.is_paused:
@@ -88,21 +83,15 @@ class StreamQueue:
             elif self._writer.is_plain and not state.is_over and len(state.deltas) == 1:
                 delta = state.deltas.popleft()
                 self._writer.write_delta(delta, json_part(delta.text))
-            elif self._write_in_parts is not None:
-                self._go_on_in_slices(self._flush())
             else:
-                run_all(self._flush())
+                self._flush()
         except (ApiError, SlipstreamError) as error:
             self._live.fail(error)
         except Exception:
             self._live.handle_exception()
 
-    def _go_on_in_slices(self, parts: Parts[object]) -> None:
-        self._is_preparing = True
-        self._live.context.slices.add(partial(self._go_on, parts), self._live.tenant)
-
     def _go_on(self, parts: Parts[object]) -> bool:
-        """Run a part of what is done in time slices; whether there is more of it."""
+        """Run a part of the preparation; whether there is more of it."""
         if not self._exchange.is_open:
             return False
         try:
@@ -110,8 +99,7 @@ class StreamQueue:
             return True
         except StopIteration:
             self._preparation, self._is_preparing = None, False
-            if self._state.deltas or self._state.is_over:
-                self.ring(self._state)
+            self.ring(self._state)
         except (ApiError, SlipstreamError) as error:
             self._live.fail(error)
         except Exception:
@@ -122,20 +110,16 @@ class StreamQueue:
         """Backpressure has ended."""
         self.ring(self._state)
 
-    def _flush(self) -> Parts[None]:
+    def _flush(self) -> None:
         """Write the queued deltas while there is no backpressure, then the end."""
         state = self._state
         while True:
             deltas = self._take()
-            if self._write_in_parts is not None:
-                yield from self._write_in_parts(deltas)
-                deltas.clear()
             if state.is_over and not state.deltas:
                 break
             self._writer.write_deltas(deltas)
             if self._exchange.is_paused or not state.deltas:
                 return
-            yield
         self._live.settle(state)
         if not is_whole(state):
             self._writer.write_deltas(deltas)

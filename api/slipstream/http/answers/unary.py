@@ -3,8 +3,7 @@
 - A prompt's choices are encoded as soon as its streams have ended, while other prompts' still run:
   after the last one, mostly concatenation is left.
 - Log-probabilities, of which there may be millions, are written in parts, in time slices
-  (`time_slice`). More than a few wait until all prompts have ended, and for a share of what the
-  front may hold (`shares`).
+  (`time_slice`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from msgspec import UNSET, Raw
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
 from slipstream.http.answers.answer_plan import AnswerShape, ChoiceContent
-from slipstream.http.answers.live_answer import LiveAnswer, needs_room, raise_failure
+from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
 from slipstream.http.api_errors import ApiError
 from slipstream.http.blocks.content_tokens import only_content
 from slipstream.http.openai.answer_parts import finish_reason, has_ended_call, parts_of
@@ -38,8 +37,6 @@ class UnaryAnswer:
         self._num_answers = plan.id.num_answers
         self._prompts = {state: at // self._num_answers for at, state in enumerate(plan.states)}
         self._num_running = [self._num_answers] * plan.id.num_prompts  # running streams per prompt
-        self._num_logprobs = 0  # of prompts whose answers have ended
-        self._unwritten: list[int] = []  # of these prompts, those that wait
         self._choices: list[Choice | Raw] = [NULL] * len(plan.states)
         for state in plan.states:
             live.context.broadcast.join(state, self, live.exchange, live.handle_exception)
@@ -58,22 +55,11 @@ class UnaryAnswer:
         self._num_running[prompt] -= 1
         if self._num_running[prompt]:
             return
-        if not live.plan.has_logprobs:
-            run_all(self._write(prompt))
-            return
-        begin = prompt * self._num_answers
-        states = live.plan.states[begin : begin + self._num_answers]
-        self._num_logprobs += live.num_logprobs_of(states)
-        self._unwritten.append(prompt)
-        # there is one share for all prompts
-        if not needs_room(self._num_logprobs) or not any(self._num_running):
-            live.with_room(self._num_logprobs, self._write_in_slices)
-
-    def _write_in_slices(self) -> None:
-        prompts, self._unwritten = self._unwritten, []
-        for prompt in prompts:
-            parts = self._write(prompt)
-            self._live.context.slices.add(partial(self._go_on, parts), self._live.tenant)
+        parts = self._write(prompt)
+        if live.plan.has_logprobs:
+            live.context.slices.add(partial(self._go_on, parts), live.tenant)
+        else:
+            run_all(parts)
 
     def _go_on(self, parts: Parts[None]) -> bool:
         return self._live.exchange.is_open and next(parts, self) is not self

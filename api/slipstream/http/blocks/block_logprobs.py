@@ -69,6 +69,6 @@ class LoggedDeltas(Generic[Made]):
         if block is None or block.kind != BlockKind.CONTENT:
             self._held += shown
             return
-        block.logprobs.add(self._held)
-        block.logprobs.add(shown)
+        block.logprobs += self._held
+        block.logprobs += shown
         self._held.clear()

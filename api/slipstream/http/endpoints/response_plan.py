@@ -21,7 +21,7 @@ from slipstream.http.responses.response_object import (
     EchoedReasoning,
     EchoedText,
     ResponseObject,
-    empty_array,
+    no_tools,
 )
 from slipstream.http.responses.response_printer import ID_PREFIX, response_shape
 from slipstream.http.responses.response_record import (
@@ -220,7 +220,7 @@ def echo_of(body: ResponsesRequest, model: ModelCard) -> ResponseObject:
         temperature=_first(body.temperature, defaults.temperature, 1.0),
         text=_echoed_text(body),
         tool_choice=_echoed_choice(body.tool_choice),
-        tools=json_raw(used_tools(body.tools)) if body.tools else empty_array(),
+        tools=json_raw(used_tools(body.tools)) if body.tools else no_tools(),
         top_logprobs=body.top_logprobs or 0,
         top_p=_first(body.top_p, defaults.top_p, 1.0),
         user=body.user,

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
+from slipstream.http.openai.response_bodies import TokenLogprob
+
 _TOOLS = Meta(extra_json_schema={"type": "array", "items": {"type": "object"}, "default": []})
-LOGPROBS = Meta(
-    extra_json_schema={
-        "type": "array",
-        "items": {"$ref": "#/components/schemas/TokenLogprob"},
-        "default": [],
-    }
-)
 _SCHEMA = Meta(extra_json_schema={"type": "object"})
 
 
-def empty_array() -> Raw:
+def no_tools() -> Raw:
     """An empty list, as JSON."""
     return Raw(b"[]")
 
@@ -31,7 +27,7 @@ class OutputTextPart(Struct, frozen=True, tag_field="type", tag="output_text"):
 
     text: str
     annotations: list[Any] = []
-    logprobs: Annotated[Raw, LOGPROBS] = field(default_factory=empty_array)
+    logprobs: Sequence[TokenLogprob | Raw] = []
 
 
 class ReasoningTextPart(Struct, frozen=True, tag_field="type", tag="reasoning_text"):
@@ -178,7 +174,7 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     text: EchoedText = EchoedText(EchoedFormat("text"), "medium")
     tool_choice: str | dict[str, Any] = "auto"
     # as JSON: see `EchoedFormat.schema`
-    tools: Annotated[Raw, _TOOLS] = field(default_factory=empty_array)
+    tools: Annotated[Raw, _TOOLS] = field(default_factory=no_tools)
     top_logprobs: int = 0
     top_p: float | None = None
     truncation: str = "disabled"

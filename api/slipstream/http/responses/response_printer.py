@@ -107,7 +107,7 @@ class ResponsePrinter:
             case BlockKind.REASONING:
                 done = [events.ReasoningTextDone(number, *place, block.text)]
             case BlockKind.CONTENT:
-                done = [events.OutputTextDone(number, *place, block.text, block.logprobs.array())]
+                done = [events.OutputTextDone(number, *place, block.text, block.logprobs)]
         if block.kind != BlockKind.CALL:
             done.append(events.ContentPartDone(number + 1, *place, _part(block, block.text)))
         done.append(events.OutputItemDone(number + len(done), block.index, item))
@@ -178,9 +178,7 @@ class ResponsePrinter:
                 texts = [] if is_new else [ReasoningTextPart(block.text)]
                 return ReasoningItem(item_id, status, texts)
             case BlockKind.CONTENT:
-                parts = (
-                    [] if is_new else [OutputTextPart(block.text, logprobs=block.logprobs.array())]
-                )
+                parts = [] if is_new else [OutputTextPart(block.text, logprobs=block.logprobs)]
                 return OutputMessage(item_id, status, parts)
 
 

@@ -171,7 +171,8 @@ class KeptResponse:
 
     def output_items(self) -> tuple[InputItem, ...]:
         """The output as items of an input."""
-        return _items_decoder.decode(msgspec.json.encode(self.response.output))
+        output = msgspec.to_builtins(self.response.output)
+        return msgspec.convert(output, tuple[InputItem, ...])
 
 
 def _id_of(item: InputItem, key: str, index: int) -> str:

@@ -7,14 +7,12 @@ sequence_number: grows with every event, by the number of characters of a delta 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
 from msgspec import Raw, Struct
 
 from slipstream.http.openai.response_bodies import TokenLogprob
 from slipstream.http.response_encoding import event
 from slipstream.http.responses.response_object import (
-    LOGPROBS,
     OutputItem,
     OutputTextPart,
     ReasoningTextPart,
@@ -94,14 +92,14 @@ class OutputTextDelta(_PartEvent, frozen=True, tag="response.output_text.delta")
     """A message grows. logprobs: empty, `OutputTextDone` has them."""
 
     delta: str
-    logprobs: Sequence[TokenLogprob] = []
+    logprobs: Sequence[TokenLogprob | Raw] = []
 
 
 class OutputTextDone(_PartEvent, frozen=True, tag="response.output_text.done"):
     """A message's text is whole."""
 
     text: str
-    logprobs: Annotated[Raw, LOGPROBS]
+    logprobs: Sequence[TokenLogprob | Raw]
 
 
 class ReasoningTextDelta(_PartEvent, frozen=True, tag="response.reasoning_text.delta"):

@@ -29,7 +29,6 @@ from slipstream.http.endpoints.response_plan import new_response
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.vocabulary import TextsByModel, TokenTexts
 from slipstream.http.responses.responses_request import read_response_request
-from slipstream.http.shares import Shares
 from slipstream.http.time_slice import TimeSlicedQueue
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.messages import Accepted, End, Fault, LogprobColumns, PromptLogprobs
@@ -80,13 +79,11 @@ def columns(numbers: random.Random, num: int) -> LogprobColumns:
 class Asked:
     """A request, its table and its wire."""
 
-    def __init__(self, kind: str, tenant: bytes = b"", shares: Shares | None = None) -> None:
+    def __init__(self, kind: str) -> None:
         self.plan, self.table, self.wire = asked(kind), Table(), Wire()
-        request = HttpRequest(tenant=tenant)
-        self.exchange = self.wire.exchange = Exchange(request, self.wire)  # type: ignore[arg-type]
+        self.exchange = self.wire.exchange = Exchange(HttpRequest(), self.wire)  # type: ignore[arg-type]
         self.slices = TimeSlicedQueue()
-        texts = TextsByModel(lambda _: "nowhere")
-        where = (texts, Limits(), self.table.broadcast, self.slices, shares or Shares())
+        where = (TextsByModel(lambda _: "nowhere"), Limits(), self.table.broadcast, self.slices)
         start_answer(self.plan, self.exchange, AnswerContext(self.table, *where))
         self._numbers = random.Random(kind)
 
@@ -361,52 +358,3 @@ def test_what_is_echoed_in_all_answers_together_has_a_bound() -> None:
             plan_completion(read_completion(json.dumps(body).encode()), card)
         body["n"] = 64
         assert plan_completion(read_completion(json.dumps(body).encode()), card)
-
-
-@pytest.mark.parametrize("kind", ["completion", "response", "response, streamed"])
-def test_answers_with_log_probabilities_have_room_one_after_the_other(monkeypatch, kind):
-    """A hundred at once would make hundreds of MiB of JSON; of two tenants each has its half."""
-    monkeypatch.setattr(live_answer, "_FREE_BYTES", 0)
-    one = NUM * (K + 1) * live_answer._LOGPROB_BYTES * (2 if "streamed" in kind else 1)
-
-    async def written(*answers: Asked) -> None:
-        for each in answers:
-            while each.slices.is_busy:  # noqa: ASYNC110  (it has the loop turn)
-                await asyncio.sleep(0)
-
-    async def test() -> None:
-        shares = Shares(5 * one)  # so a tenant has room for two
-        mine, others = [[Asked(kind, each, shares) for _ in range(4)] for each in (b"a", b"b")]
-        for each in (*mine, *others):
-            each.say(0)
-        await written(*mine, *others)
-        for of_tenant in (mine, others):
-            of_tenant.sort(key=lambda each: each.exchange.is_open)
-            assert [each.exchange.is_open for each in of_tenant] == [False, False, True, True]
-        assert shares.num_bytes == 4 * one
-        mine[3].exchange.disconnect()  # it waits
-        for first in (*mine[:2], *others[:2]):
-            first.exchange.give_back()  # as its connection does once the answer has been sent
-            await written(*mine, *others)
-        for last in (mine[2], *others[2:]):
-            assert not last.exchange.is_open
-            last.exchange.give_back()
-        assert shares.num_bytes == 0
-
-    asyncio.run(test())
-
-
-def test_a_streamed_response_gathers_log_probabilities_in_parts(monkeypatch):
-    """A front that was starved has many tokens to write at once, of many streams."""
-    monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
-    monkeypatch.setattr(delta_batch, "_PART", K + 1)
-
-    async def test(asked: Asked) -> None:
-        turns = 0
-        asked.say(0)
-        while asked.slices.is_busy:
-            await asyncio.sleep(0)
-            turns += 1
-        assert turns >= NUM  # one for each token
-
-    run(test, "response, streamed")
