@@ -17,6 +17,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr, replace
 
@@ -83,14 +84,17 @@ class _PackedHistogram(Struct, array_like=True):
 
 
 def packed_histograms(counters: Counters) -> Counters:
-    """Counters to be encoded alone: those of their histograms take little more than half of their
-    bytes.
+    """Return counters to be encoded alone: large counts take little more than half of their bytes.
+
+    A histogram that would be longer so, such as one large count among zeros, stays as it is.
     """
     found: dict[str, Any] = {}
     for name in counters.__struct_fields__:
         histogram = getattr(counters, name)
         if isinstance(histogram, Histogram) and histogram.counts:
-            found[name] = _PackedHistogram((), histogram.sum, _packed(histogram.counts))
+            packed = _PackedHistogram((), histogram.sum, _packed(histogram.counts))
+            if len(msgspec.json.encode(packed)) < len(msgspec.json.encode(histogram)):
+                found[name] = packed
     return replace(counters, **found)
 
 

@@ -178,10 +178,16 @@ COUNTS = st.lists(st.integers(0, 2**63 - 1), min_size=len(BOUNDS_S) + 1, max_siz
 def test_packed_histograms_are_the_same_behind_the_wire(counts: list[int], total: float) -> None:
     counters = CoreCounters(num_steps=7, step_s=Histogram(tuple(counts), total))
     line = msgspec.json.encode(packed_histograms(counters))
+    assert len(line) <= len(msgspec.json.encode(counters))
     found = msgspec.json.decode(line, type=CoreCounters)
     assert found == counters
     assert found.step_s.packed == b""
     assert msgspec.json.decode(msgspec.json.encode(found), type=CoreCounters) == counters
+
+
+def test_a_large_count_among_zeros_is_not_packed() -> None:
+    counters = CoreCounters(step_s=Histogram((10**12, *[0] * len(BOUNDS_S)), 1.0))
+    assert packed_histograms(counters) == counters
 
 
 def test_packed_histograms_take_little_more_than_half_of_their_bytes() -> None:
