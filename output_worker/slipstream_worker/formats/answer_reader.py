@@ -601,12 +601,13 @@ class AnswerReader:
         """The id, unless an earlier call of the answer has it."""
         if not call_id:
             return ""
-        if id_digest(call_id) in self._id_digests:
-            call_id = (
-                made_call_id(self._id_source, self._num_calls)
-                if self._id_source
-                else repeated_id(call_id, self._num_calls)
-            )
+        given, number = call_id, self._num_calls
+        while id_digest(call_id) in self._id_digests:
+            if self._id_source:
+                call_id = made_call_id(self._id_source, number)
+            else:
+                call_id = repeated_id(given, number)
+            number += 1  # a model may write what is made of an id here
         self._id_digests.append(id_digest(call_id))
         return call_id
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slipstream_ipc.formats.call_ids import written_id
@@ -81,6 +81,7 @@ def test_an_id_that_a_model_repeats_is_made_different() -> None:
     assert short == ["abc123def", made_call_id(STREAM_ID, 1)]
 
 
+@example(["a", "a__call2", "a"])
 @given(st.lists(st.sampled_from(["a", "b", "a__call1", "a__call2", "x" * 256]), max_size=8))
 def test_ids_of_an_answer_differ_whatever_the_model_writes(written: list[str]) -> None:
     found = ids("kimi_k2", kimi(*[f"functions.f:{each}"[:256] for each in written]))
