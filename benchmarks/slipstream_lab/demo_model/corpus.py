@@ -135,7 +135,7 @@ FURTHER_QUESTIONS = (
 )
 FURTHER_TASKS = (*TASKS, "define {} briefly.", "describe {} briefly.", "describe {} exactly.")
 FURTHER_PLACES = (*PLACES, " briefly", " briefly", " in a few words", " in brief", " exactly")
-"""What the second part of training adds to them."""
+"""Further wordings, of the second part of training."""
 TEST_QUESTIONS = (
     "What's {}?",
     "What exactly is {}?",

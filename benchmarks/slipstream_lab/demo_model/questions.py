@@ -216,7 +216,7 @@ FURTHER_NAMES = (
     "what does {} look like?",
     "{} in a few words",
 )
-"""What the second part of training adds."""
+"""Further wordings, of the second part of training."""
 GREETINGS = ("Hello, ", "Hi, ", "Hi! ", "Hey, ", "Hello! ", "Good morning. ", "OK, ", "Well, ")
 PLEAS = ("Please, ", "Sorry, ", "Quick question: ", "A question: ", "So ", "And ", "Now ", "Then ")
 PLACES = (" in Python", " in Python", " in Python", " with Python", " using Python", " in Python 3")
@@ -289,7 +289,7 @@ def ask(answer: KnownAnswer, rng: Random, *, has_more: bool = False) -> str:
 
 
 def is_right(reply: str, answer: KnownAnswer) -> bool:
-    """Whether a reply has all marks of `answer`, and those of no answer beside it."""
+    """Return whether a reply has all marks of `answer`, and those of no other answer."""
     return all(mark in reply for mark in answer.marks) and not any(
         all(mark in reply for mark in other.marks)
         and not all(mark in answer.text for mark in other.marks)

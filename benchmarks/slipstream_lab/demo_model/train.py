@@ -69,7 +69,7 @@ NUM_FURTHER_STEPS = 350
 """Steps of the second part, which asks in further wordings and counts no document's end."""
 OPENING_TOKENS = 16
 OPENING_WEIGHT = 3.0
-"""Of an answer's opening, the first half counts so much more than the rest of the answer."""
+"""The weight of the first half of an answer's opening in the loss; the rest of the answer has 1."""
 CUT_SHARE = 0.8
 """So many chats end after their last answer's opening."""
 PIECE_TOKENS = 300

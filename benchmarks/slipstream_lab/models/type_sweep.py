@@ -33,7 +33,7 @@ from slipstream_core.runner.model import loader
 
 @dataclass(frozen=True, slots=True)
 class TypeRow:
-    """What becomes of a type."""
+    """The result of one type."""
 
     model_type: str
     classes: str  # causal, multimodal, or both

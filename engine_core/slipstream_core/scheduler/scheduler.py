@@ -15,7 +15,8 @@ from the runner into the history.
 - A step may give a row several tokens. What is in flight for that row then has the wrong positions
   and is dropped, and the next step computes all of its new tokens in a chunk. So it is where a
   token shows that the next one needs a mask (`reasoning_rows`). Keys are written again, but a
-  recurrent state has run ahead and cannot go back: such a row computes everything anew.
+  recurrent state has run ahead and cannot go back: such a row is preempted, and begins behind the
+  last state of its tokens that the prefix cache has.
 - Room for log-probabilities is given as rows grow, in order (`logprob_budget`). A row without room
   gives up its slot until there is some. If all rows that hold room wait for more, the first goes on
   beyond the bound, to its end.

@@ -24,11 +24,11 @@ _WITHOUT_BODY = (204, 304)
 
 
 class MalformedResponseError(ValueError):
-    """What a server sent is not HTTP."""
+    """A server's answer is not HTTP."""
 
 
 class ResponseReader(Protocol):
-    """What is called while an answer is read."""
+    """The callbacks of a parser, in the order of an answer's parts."""
 
     def on_head(self, status: int) -> None:
         """The answer's head is complete."""
@@ -105,7 +105,7 @@ class ResponseParser:
         return True
 
     def _body_of(self, status: int, fields: dict[bytes, bytes]) -> Callable[[], bool]:
-        """What reads the body."""
+        """Return the method that reads the body, by the head's fields."""
         coding, length = fields.get(b"transfer-encoding"), fields.get(b"content-length")
         self._left = 0
         if coding is not None:
