@@ -110,7 +110,8 @@ class LocalChannel:
         """Add to `messages` what has arrived, and send what waits."""
         if self.connection.num_unsent:
             self.connection.flush()
-        self.connection.fill()
+        if not self.messages:  # else a relay has read a chunk, all that a turn takes
+            self.connection.fill()
 
     def look(self) -> Break:
         """What has happened to the connection."""

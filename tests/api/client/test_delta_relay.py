@@ -393,6 +393,19 @@ def test_most_messages_are_relayed(what: str, width: int, number: int) -> None:
 
 
 @needs_relays
+def test_what_fills_two_chunks_is_acknowledged_as_without_a_relay() -> None:
+    worlds = Worlds()
+    worlds.do("submit", 1, "")
+    worlds.do("submit", 2, "")
+    for num_before in range(2, 20):  # so that an acknowledgement is due in the first chunk
+        for _ in range(num_before):
+            worlds.do("plain", 0, "a")
+        worlds.do("several", 9, "z" * (CHUNK_BYTES // 20))  # `do` compares what is acknowledged
+    assert worlds.sides[0].look() == worlds.sides[1].look()
+    worlds.close()
+
+
+@needs_relays
 @pytest.mark.parametrize("width", [0, 2])
 def test_relayed_deltas_are_copied_and_pickled_as_others_are(width: int) -> None:
     worlds = Worlds(width=width)

@@ -118,6 +118,8 @@ def test_every_field_is_an_answers_own_or_has_to_be_alike(field: str) -> None:
         "keep": KeepOptions(b"record"),
         "reasoning": ReasoningIds("start", (5,), (6,)),
         "trace": RequestTrace(TraceContext(bytes(16)), "chat", 1.5),
+        "changed_turns": ("system-first",),
+        "left_out": ("/properties/other/pattern",),
     }.get(field, b"otherothe0123456" if isinstance(getattr(second, field), bytes) else 5)
     if field == "seed":
         second = structs.replace(second, params=structs.replace(second.params, seed=5))
