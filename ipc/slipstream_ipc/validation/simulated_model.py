@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 SIMULATED = "simulated:"
+MAX_ACCEPTANCE = 17  # tokens of a row and step: sixteen drafts, and the one behind them
 
 
 class SimulatedOptions(Struct, frozen=True, kw_only=True):
@@ -16,6 +17,7 @@ class SimulatedOptions(Struct, frozen=True, kw_only=True):
 
     step_ms: Annotated[float, Meta(ge=0, le=1e6)] = 10.0
     prefill_us: Annotated[float, Meta(ge=0, le=1e6)] = 20.0
+    synthetic_acceptance_length: Annotated[float, Meta(ge=1, le=MAX_ACCEPTANCE)] = 1.0
     vocab_size: Annotated[int, Meta(ge=2, le=2**31)] | None = None
     tokenizer: str | None = None
     max_model_len: Annotated[int, Meta(ge=2)] | None = None
@@ -26,6 +28,7 @@ class SimulatedOptions(Struct, frozen=True, kw_only=True):
 ALLOWED = {
     "step_ms": "milliseconds that a step takes, 0 to 1000000",
     "prefill_us": "microseconds that a prefill token adds, 0 to 1000000",
+    "synthetic_acceptance_length": f"tokens that a step gives to a row, 1 to {MAX_ACCEPTANCE}",
     "vocab_size": "a whole number of at least 2",
     "tokenizer": "a tokenizer.json or a folder with one",
     "max_model_len": "a whole number of tokens, at least 2",

@@ -1,6 +1,6 @@
 """A step may give each row any number of tokens, as speculation does, and nothing else changes.
 
-The runner here gives away more of each stream's own output than a step computes. Every layer
+The simulated device here gives more of each stream's own output than a step computes. Every layer
 between it and the client's text is the real one.
 """
 
@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from itertools import cycle
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.helpers.generous_runner import GenerousRunner
+from tests.helpers.given_lengths import give
 from tests.helpers.mini_stack import CHAIN, MiniStack, Received
 
+from slipstream_core.runner.simulated.simulated_runner import SimulatedRunner
+from slipstream_core.step.plan import StepResult
 from slipstream_ipc.messages import RepetitionDetection
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
 
-PROMPTS = [list(range(40, 40 + 3 * n)) for n in range(1, 5)]  # of different lengths
+PROMPTS = [list(range(40, 40 + 3 * n)) for n in range(1, 5)]
 MAX_TOKENS = 24
 
 
@@ -37,7 +38,6 @@ def serve(tokenizer: object, detokenizers: DetokenizerFactory) -> Serve:
     def run(
         kinds: Sequence[dict[str, object]],
         counts: Sequence[int] | None = None,
-        outputs: dict[int, list[int]] | None = None,
         *,
         is_paced: bool = False,
         **options: object,
@@ -45,7 +45,7 @@ def serve(tokenizer: object, detokenizers: DetokenizerFactory) -> Serve:
         with tempfile.TemporaryDirectory(prefix="mini-") as folder:
             stack = MiniStack(Path(folder), CHAIN, tokenizer, detokenizers, **options)
             try:
-                return serve_in(stack, kinds, counts, outputs or {}, is_paced=is_paced)
+                return serve_in(stack, kinds, counts, is_paced=is_paced)
             finally:
                 stack.close()
 
@@ -56,7 +56,6 @@ def serve_in(
     stack: MiniStack,
     kinds: Sequence[dict[str, object]],
     counts: Sequence[int] | None,
-    outputs: dict[int, list[int]],
     *,
     is_paced: bool,
 ) -> list[Received]:
@@ -64,12 +63,10 @@ def serve_in(
     engine, scheduler = stack.core.engine, stack.core.scheduler
     streams: list[Received] = []
 
-    def is_read(num_tokens: int) -> bool:
-        return not is_paced or sum(len(it.token_ids) for it in streams) >= num_tokens
-
     if counts is not None:
-        draw = cycle(counts)
-        engine._runner = GenerousRunner(engine._runner, outputs, lambda: next(draw), is_read)
+        give(engine._runner, counts)
+    if is_paced:
+        pace(engine._runner, lambda: sum(len(it.token_ids) for it in streams))
     client = stack.client()
     streams += [
         client.submit(prompt, max_tokens=MAX_TOKENS, **kind)
@@ -81,17 +78,29 @@ def serve_in(
     return streams
 
 
-def outputs_of(streams: list[Received]) -> dict[int, list[int]]:
-    outputs = {it.prompt_len: it.token_ids for it in streams}
-    assert len(outputs) == len(streams), "the prompts' lengths tell streams apart"
-    return outputs
+def pace(runner: SimulatedRunner, num_read: Callable[[], int]) -> None:
+    """No step of `runner` is done before all that were collected have been read."""
+    num_collected = 0
+
+    def collect(inner: Callable[[], StepResult] = runner.collect) -> StepResult:
+        nonlocal num_collected
+        result = inner()
+        num_collected += len(result.token_ids)
+        return result
+
+    def done(inner: Callable[[], bool] = runner.done) -> bool:
+        return num_read() >= num_collected and inner()
+
+    def done_at(inner: Callable[[], float | None] = runner.done_at) -> float | None:
+        return inner() if num_read() >= num_collected else None
+
+    runner.collect, runner.done, runner.done_at = collect, done, done_at  # type: ignore[method-assign]
 
 
 def told(streams: list[Received]) -> list[object]:
-    return [(it.text, it.token_ids, it.end) for it in streams]
+    return [(it.text, it.token_ids, it.end, it.ranks, bytes(it.logprobs)) for it in streams]
 
 
-SAMPLED = ("seed", "temperature")  # what decides which tokens there are to give
 KINDS: list[dict[str, object]] = [
     {},
     {"seed": 7, "temperature": 1.0},
@@ -156,18 +165,12 @@ def test_text_does_not_depend_on_how_many_tokens_a_step_gives(
     # blocks for one stream and a half: the others give way and begin again
     tight = {"num_blocks": 16 if options["block_size"] == 4 else 5, "max_model_len": 56}
     options |= tight if options.pop("is_tight") else {}
-    sampled = [{name: kind[name] for name in SAMPLED if name in kind} for kind in kinds]
-    whole, plain = serve(sampled, **options), serve(kinds, **options)
-    several = serve(kinds, counts, outputs_of(whole), **options)
-    assert told(several) == told(plain)
-    for it, kind in zip(several, kinds, strict=True):
-        if "logprobs" in kind:
-            assert it.ranks == [token_id + 1 for token_id in it.token_ids]
+    plain = serve(kinds, **options)
+    assert told(serve(kinds, counts, **options)) == told(plain)
 
 
 def test_several_tokens_travel_together(serve: Serve) -> None:
-    whole = outputs_of(serve([{}], stream_interval=1))
-    plain = serve([{}], [1], whole, is_paced=True, stream_interval=1)
-    several = serve([{}], [4], whole, stream_interval=1)
+    plain = serve([{}], [1], is_paced=True, stream_interval=1)
+    several = serve([{}], [4], stream_interval=1)
     assert told(several) == told(plain)
     assert several[0].num_deltas <= 1 + MAX_TOKENS // 4 < plain[0].num_deltas

@@ -14,6 +14,9 @@ The device has a clock that runs steps in launch order and a paged cache that ho
 - There are no logits, so what would change them is ignored: temperatures above 0, truncation and
   a plan's `constraints` (penalties, biases, allowed ids, bad words). Ids masked by min_tokens are
   honoured, as they decide where a stream ends.
+- With `synthetic_acceptance_length` a step gives its sampled rows several tokens, as a model with
+  right drafts would: those that single steps would have given. A row whose next ids are masked, by
+  min_tokens or a grammar, gets one, and so does each row of a step with wide log-probabilities.
 - Its name always begins with `simulated:`, so that its speed is not mistaken for a model's.
 """
 
@@ -21,12 +24,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.simulated.simulated_text import SimulatedText
+from slipstream_core.runner.simulated.simulated_text import SimulatedText, drawn_lengths
 from slipstream_core.step.plan import (
     Candidates,
     Float32s,
@@ -48,6 +53,7 @@ Bools = npt.NDArray[np.bool_]
 
 _DEFAULT_MAX_MODEL_LEN = 4096
 _ENTRY_BYTES = 8  # one hash per token
+_NONE: Int64s = np.empty(0, np.int64)
 
 
 class SimulatedRunner:
@@ -62,8 +68,10 @@ class SimulatedRunner:
         max_num_seqs: int,
         step_ms: float,
         prefill_us: float,
+        synthetic_acceptance_length: float = 1.0,
         tracer: Tracer | None = None,
     ) -> None:
+        """synthetic_acceptance_length: the mean number of tokens that a step gives to a row."""
         self.text = text
         self.info = info
         self.num_blocks = num_blocks  # the null block included
@@ -72,6 +80,10 @@ class SimulatedRunner:
         self._tracer = tracer
         self._step_s = step_ms / 1e3
         self._prefill_s = prefill_us / 1e6  # per token
+        # how many tokens each sampled row gets, by the hashes of their histories; None: one each
+        self.draw_lengths: Callable[[UInt64s], Int64s] | None = None
+        if synthetic_acceptance_length > 1:
+            self.draw_lengths = partial(drawn_lengths, mean=synthetic_acceptance_length)
         self._cache: UInt64s = np.zeros(num_blocks * info.block_size, np.uint64)
         # the ids beside the hashes, for answers that are chosen by what a prompt says
         self._cached_ids: Int64s | None = None
@@ -199,13 +211,22 @@ class SimulatedRunner:
         if masks is not None:
             at = plan.grammar_rows
             token_ids[at] = self.text.pick_allowed(start[at], masks)
-        self._last_token[plan.slots[rows]] = token_ids
+        counts = None
+        if self.draw_lengths is not None and not plan.any_wide:
+            counts = self.draw_lengths(here).copy()
+            counts[plan.masked_rows] = 1
+            counts[plan.grammar_rows] = 1
+            token_ids, probed = self._continue(plan, counts, token_ids, here, prompts, probed)
+        ends = np.arange(1, 1 + len(here)) if counts is None else np.cumsum(counts)
+        self._last_token[plan.slots[rows]] = token_ids[ends - 1]
         logprobs = None
         if plan.max_logprobs >= 0:
             values, ids = self.text.logprobs(probed, token_ids, plan.max_logprobs)
             if plan.listed is not None:
                 for row, listed in zip(plan.listed.rows.tolist(), plan.listed.ids, strict=True):
-                    self._put_listed(values[row], ids[row], listed)
+                    begin = 0 if row == 0 else int(ends[row - 1])
+                    for token in range(begin, int(ends[row])):
+                        self._put_listed(values[token], ids[token], listed)
             logprobs = Logprobs(values, ids, np.ones(len(ids), np.uint32))
         wide: list[tuple[int, Candidates]] = []
         for row, num in enumerate(plan.num_logprobs.tolist() if plan.any_wide else ()):
@@ -219,13 +240,55 @@ class SimulatedRunner:
         prompt: list[Candidates] = []
         if plan.prompt is not None:
             hashes = self._cache[plan.kv_slots[plan.prompt.tokens]]
-            ends = np.cumsum(plan.prompt.counts)
+            last = np.cumsum(plan.prompt.counts)
             for end, count, num in zip(
-                ends, plan.prompt.counts, plan.prompt.num_logprobs, strict=True
+                last, plan.prompt.counts, plan.prompt.num_logprobs, strict=True
             ):
                 own = slice(end - count, end)
                 prompt.append(self._candidates(hashes[own], plan.prompt.targets[own], int(num)))
-        return StepResult(plan.step, token_ids, logprobs, tuple(wide), tuple(prompt))
+        return StepResult(plan.step, token_ids, logprobs, tuple(wide), tuple(prompt), counts)
+
+    def _continue(
+        self,
+        plan: StepPlan,
+        counts: Int64s,
+        token_ids: Int64s,
+        here: UInt64s,
+        prompts: UInt64s,
+        probed: UInt64s,
+    ) -> tuple[Int64s, UInt64s]:
+        """The ids of `counts` tokens of each sampled row, row by row, and the hashes that chose
+        them, both [sum(counts)]. Those behind a row's first one, `token_ids` [S], are not computed
+        in the cache: the next step does that.
+        """
+        kv_lens = plan.kv_lens[plan.samples].astype(np.int64)
+        outputs = kv_lens - plan.prompt_lens[plan.samples]
+        seeds = np.where(plan.temperatures > 0, plan.seeds, 0)
+        most = int(counts.max(initial=1))
+        ids = np.repeat(token_ids[:, None], most, axis=1)  # [S, most]
+        chosen = np.repeat(probed[:, None], most, axis=1)
+        hashes = np.repeat(here[:, None], most, axis=1)  # of the history in front of each token
+        rows = np.flatnonzero(counts > 1)
+        for at in range(1, most):
+            rows = rows[counts[rows] > at]
+            length = kv_lens[rows] + at
+            before = hashes[rows, at - 1] + self.text.mix(ids[rows, at - 1], length - 1)
+            hashes[rows, at] = before
+            position = self.text.probe_position(before, length)
+            is_new = position >= kv_lens[rows]  # and so not in the cache
+            of_plan = np.flatnonzero(plan.samples)[rows]
+            probe = self._read(plan, of_plan, np.where(is_new, 0, position))
+            behind = np.where(is_new, position - kv_lens[rows] + 1, 0)
+            start, chosen[rows, at] = self.text.start(
+                seeds=seeds[rows],
+                outputs=outputs[rows] + at,
+                here=before,
+                prompt=prompts[rows],
+                probe=np.where(is_new, hashes[rows, behind], probe),
+            )
+            ids[rows, at] = self.text.pick(start, _NONE, _NONE)
+        is_given = np.arange(most) < counts[:, None]
+        return ids[is_given], chosen[is_given]
 
     def _learn_prompts(self, plan: StepPlan, rows: Bools, prompts: UInt64s) -> None:
         """Give the played answers the prompts that they have not seen."""
@@ -253,7 +316,7 @@ class SimulatedRunner:
         values[1 : 1 + len(some)] = self.text.listed_logprobs(float(values[0]), int(ids[0]), some)
         ids[1 : 1 + len(some)] = some
 
-    def _read(self, plan: StepPlan, rows: Bools, positions: Int64s) -> UInt64s:
+    def _read(self, plan: StepPlan, rows: Bools | Int64s, positions: Int64s) -> UInt64s:
         """The hash at one position of each of the plan's `rows`, through its block table."""
         size = self.info.block_size
         blocks = self._tables[plan.slots[rows], positions // size]
@@ -307,5 +370,6 @@ def load_simulated(config: CoreConfig) -> SimulatedRunner:
         max_num_seqs=config.max_num_seqs,
         step_ms=options.step_ms,
         prefill_us=options.prefill_us,
+        synthetic_acceptance_length=options.synthetic_acceptance_length,
         tracer=open_tracer(config.trace, "device"),
     )

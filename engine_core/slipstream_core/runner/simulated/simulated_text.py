@@ -151,6 +151,13 @@ class SimulatedText:
         return np.where(listed == token_id, own, values).astype(np.float32)
 
 
+def drawn_lengths(hashes: UInt64s, *, mean: float) -> Int64s:
+    """Whole numbers around `mean` >= 1, int64 [S]: the two next to it, chosen by the hashes."""
+    least, share = divmod(mean, 1)
+    uniform = (_scramble(hashes + _LENGTH_OFFSET) >> np.uint64(11)) / 2.0**53
+    return int(least) + (uniform < share).astype(np.int64)
+
+
 def _ids_of(tokenizer: Tokenizer, path: Path, *, with_corpus: bool) -> tuple[Int64s, Int64s, int]:
     """A tokenizer's ordinary ids ascending, the ids of a text, and the number of ids.
 
@@ -187,6 +194,7 @@ def _open_tokenizer(path: Path) -> Tokenizer:
 _TOKEN_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _POSITION_FACTOR = np.uint64(0xD1B54A32D192ED03)
 _SEED_OFFSET = np.uint64(0x632BE59BD9B4E019)
+_LENGTH_OFFSET = np.uint64(0xA0761D6478BD642F)
 
 
 def _scramble(values: UInt64s) -> UInt64s:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from tests.helpers.given_lengths import give
 from tests.helpers.simulated_plans import BLOCK_SIZE, load, plan_of, sample
 from tests.helpers.simulated_tokens import expected_tokens
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from slipstream_core.runner.simulated.simulated_text import SimulatedText
+from slipstream_core.runner.simulated.simulated_text import SimulatedText, drawn_lengths
 from slipstream_core.step.plan import Runner, StepFailed, StepPlan
 from slipstream_ipc.validation.simulated_model import SimulatedOptions, parse_simulated
 
@@ -40,6 +41,7 @@ def test_options_have_defaults_and_are_converted() -> None:
         ("step_ms=inf", "option 'step_ms' is 'inf'"),
         ("step_ms=fast", "option 'step_ms' is 'fast'"),
         ("prefill_us", "option 'prefill_us' is ''"),
+        ("synthetic_acceptance_length=0.5", "allowed: tokens that a step gives to a row, 1 to 17"),
         ("vocab_size=1", "option 'vocab_size' is '1'; allowed: a whole number of at least 2"),
         ("vocab_size=null", "option 'vocab_size' is 'null'"),
         ("max_model_len=0", "option 'max_model_len' is '0'"),
@@ -178,6 +180,60 @@ def test_chunks_and_gathered_ids_give_the_expected_text(mode: str, chunk: int) -
     # as after a recompute: all of it in one chunk
     again = plan_of(prompt + got[:-1], prompt_len=len(prompt), table=tuple(range(16, 0, -1)))
     assert sample(runner, again) == got[-1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("counts", [[3], [1, 4, 2], [17, 1]])
+def test_several_tokens_of_a_step_are_those_of_single_steps(mode: str, counts: list[int]) -> None:
+    runner = load(f"step_ms=0,prefill_us=0,vocab_size=50,mode={mode}")
+    give(runner, counts)
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    history, num_computed, taken = list(prompt), 0, []
+    while len(history) < 45:
+        chunk = history[num_computed:]
+        runner.launch(plan_of(chunk, start=num_computed, prompt_len=len(prompt)))
+        result = runner.collect()
+        assert result.counts is not None
+        taken.append(result.counts.item())
+        num_computed = len(history)  # what it gave but for the last one is computed by the next
+        history += result.token_ids.tolist()
+    assert history[len(prompt) :] == expected_tokens(
+        runner.text, prompt, len(history) - len(prompt), seed=7
+    )
+    assert taken[: len(counts)] == counts
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_step_behind_begins_with_the_last_of_several_tokens(mode: str) -> None:
+    runner = load(f"step_ms=0,prefill_us=0,vocab_size=50,mode={mode}")
+    give(runner, [3])
+    runner.launch(plan_of([3, 1, 4]))
+    last = runner.collect().token_ids[-1]
+    runner.launch(plan_of([0], start=3, prompt_len=3, gather=True))
+    gathered = runner.collect()
+    runner.launch(plan_of([int(last)], start=3, prompt_len=3))
+    assert runner.collect().token_ids.tolist() == gathered.token_ids.tolist()
+
+
+@pytest.mark.parametrize("mean", [1.25, 2, 4.5])
+def test_the_mean_number_of_tokens_is_the_one_asked_for(mean: float) -> None:
+    hashes = np.random.default_rng(1).integers(0, 2**64, 20_000, np.uint64)
+    lengths = drawn_lengths(hashes, mean=mean)
+    assert set(lengths.tolist()) <= {int(mean), int(mean) + 1}
+    assert abs(lengths.mean() - mean) < 0.02
+
+
+def test_wide_rows_and_masked_ones_get_one_token() -> None:
+    runner = load("step_ms=0,prefill_us=0,vocab_size=200,synthetic_acceptance_length=4")
+    runner.launch(plan_of([1, 2, 3]))
+    assert len(runner.collect().token_ids) == 4
+    masked = {"masked_rows": np.array([0]), "masked_ids": np.array([5])}
+    runner.launch(replace(plan_of([1, 2, 3]), **masked))
+    assert len(runner.collect().token_ids) == 1
+    wide = {"any_wide": True, "num_logprobs": np.array([100], np.int32)}
+    runner.launch(replace(plan_of([1, 2, 3]), **wide))
+    result = runner.collect()
+    assert (len(result.token_ids), result.counts, len(result.wide)) == (1, None, 1)
 
 
 @pytest.mark.parametrize("mode", MODES)
