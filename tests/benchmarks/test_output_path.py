@@ -45,8 +45,9 @@ def tokenizer():
 # ---- the path ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("tokens_per_row", [1, 5])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_is_generated_is_what_is_read(tokenizer, variant):
+def test_what_is_generated_is_what_is_read(tokenizer, variant, tokens_per_row):
     load = make_workload(tokenizer, BATCH, prompt_len=PROMPT_LEN, steps=STEPS)
     watch = Stopwatch(CollectionWatch())
     path = OutputPath(
@@ -56,6 +57,7 @@ def test_what_is_generated_is_what_is_read(tokenizer, variant):
         detokenizers_of(tokenizer),
         tokenizer.get_vocab_size(),
         watch,
+        tokens_per_row=tokens_per_row,
     )
     texts, ids, entries = [""] * BATCH, [[] for _ in range(BATCH)], [[] for _ in range(BATCH)]
     try:

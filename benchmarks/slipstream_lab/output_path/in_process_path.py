@@ -78,19 +78,21 @@ class OutputPath:
         *,
         is_together: bool = False,
         num_workers: int = 1,
+        tokens_per_row: int = 1,
     ) -> None:
         """params: of every request except for its seed. watch: collects the CPU time of each stage.
         is_together: one reader reads all streams, through `group`. num_workers: that make text.
+        tokens_per_row: that a step gives to each request.
         """
         prompt_len = workload.prompts.shape[1]
-        self._num_steps: int = workload.outputs.shape[1]
-        assert params.max_tokens == self._num_steps
+        self._num_tokens: int = workload.outputs.shape[1]
+        self._tokens_per_row = tokens_per_row
+        assert params.max_tokens == self._num_tokens
         self._outputs = workload.outputs[:batch]
         self._values, self._candidates = workload.logprobs[:batch], workload.candidates[:batch]
-        self._ranks = np.ones(batch, np.uint32)
         self._wants_logprobs = params.logprobs is not None
         self._watch = watch
-        self._step = 0
+        self._at = 0  # tokens that every request has
         self._sent: list[tuple[MemoryConnection, bytes]] = []  # by whom, and what
         self._awake: set[int] = set()  # workers to which something was sent since their last turn
         # containers that each stage leaves to the collector while all requests run: without the
@@ -101,7 +103,7 @@ class OutputPath:
         with network.in_use() as context:
             self._core = assemble_core(
                 _core_config(batch, prompt_len),
-                _no_device(vocab_size, prompt_len + self._num_steps),
+                _no_device(vocab_size, prompt_len + self._num_tokens),
                 context,
                 poller,
             )
@@ -132,7 +134,7 @@ class OutputPath:
     @property
     def is_done(self) -> bool:
         """Whether every token has been generated."""
-        return self._step >= self._num_steps
+        return self._at >= self._num_tokens
 
     @property
     def messages(self) -> list[Sent]:
@@ -148,20 +150,24 @@ class OutputPath:
         return found
 
     def step(self) -> None:
-        """Generate one token of every request and deliver it to the queue of its stream."""
+        """Generate a step's tokens of every request and deliver them to its stream's queue."""
         core, watch = self._core, self._watch
         plan = core.scheduler.schedule(core.handler.acked)
         assert plan is not None
         assert plan.samples.all()
         requests = plan.seeds
-        ids = self._outputs[requests, self._step]
-        self._step += 1
-        logprobs = self._made_up(requests, ids) if self._wants_logprobs else None
+        num = min(self._tokens_per_row, self._num_tokens - self._at)
+        ids = self._outputs[requests, self._at : self._at + num].ravel()
+        counts = None if num == 1 else np.full(len(requests), num)
+        self._at += num
+        logprobs = self._made_up(np.repeat(requests, num), ids) if self._wants_logprobs else None
         now = time.monotonic()
 
         watch.start()
-        sampled = core.scheduler.complete(plan, ids)
-        if logprobs is not None:
+        sampled = core.scheduler.complete(plan, ids, counts)
+        if logprobs is not None and sampled.counts is not None:
+            core.logprobs.append_several(sampled.rows, sampled.counts, logprobs, sampled.index)
+        elif logprobs is not None:
             core.logprobs.append(sampled.rows, logprobs, sampled.index)
         core.manager.mark_dirty(sampled.rows)
         watch.lap("collect")
@@ -179,9 +185,10 @@ class OutputPath:
         self._core.handler.receive(time.monotonic(), self._arrived)
         self._watch.lap("reports")
         self._network.clear_arrived()
-        if self._step == 1:
+        num_left = self._num_tokens - self._at
+        if self._at <= self._tokens_per_row:
             self._watch.num_tracked.clear()
-        elif self._step == self._num_steps - 1:
+        elif 0 < num_left <= self._tokens_per_row:
             self.num_tracked = self._watch.num_tracked.copy()
 
     def check_whole(self) -> None:
@@ -189,7 +196,7 @@ class OutputPath:
         for state in self.states:
             assert state.error is None, state.error
             assert state.is_over
-            assert state.num_tokens == self._num_steps
+            assert state.num_tokens == self._num_tokens
             assert state.end is not None
             assert state.end.reason == "length"
 
@@ -203,7 +210,7 @@ class OutputPath:
     def _made_up(self, requests: np.ndarray[Any, Any], ids: np.ndarray[Any, Any]) -> Logprobs:
         candidates = self._candidates[requests]
         candidates[:, 0] = ids
-        return Logprobs(self._values[requests], candidates, self._ranks)
+        return Logprobs(self._values[requests], candidates, np.ones(len(ids), np.uint32))
 
     def _note_sent(self, connection: MemoryConnection, data: bytes) -> None:
         """A message left its sender, which ends a stage of a worker's turn."""

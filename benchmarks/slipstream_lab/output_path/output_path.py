@@ -51,9 +51,10 @@ from slipstream_lab.peers.peer_process import (
 )
 
 _PROMPT_LEN = 128
-_KEY = ("engine", "batch", "variant", "read", "workers")
+_KEY = ("engine", "batch", "variant", "read", "workers", "tokens")
 _COLUMNS = (
-    *("batch", "variant", "read", "workers", "us_per_token", "over_one_worker"),
+    *("batch", "variant", "read", "workers", "tokens", "us_per_token"),
+    *("over_one_worker", "over_one_token"),
     *(f"{stage}_us" for stage in STAGES),
     *("wire_us", "floor_us", "over_floor", "messages_per_token"),
     *("bytes_per_token", "core_bytes_per_token", "deltas_per_token"),
@@ -72,7 +73,7 @@ bare Unix socket and decoded, and nothing else, measured beside it.
 gc_gen0 to 2: collections of the run, all three processes in one; X_gen0_per_100_steps: what process
 X would have alone while all requests run, by the containers it leaves behind.
 workers: output workers among which the streams are dealt; over_one_worker: us_per_token and wire_us
-as a multiple of one worker's.
+as a multiple of one worker's. tokens: of a row in a step; over_one_token: likewise.
 read: columns, all streams read together and not looked at; materialised, the same, every text, id
 and candidate made a Python object; streams, one Stream to each; async_for, one task to each."""
 _ABOUT_FLOOR = "The floor: the same messages and nothing else, by transport."
@@ -81,6 +82,7 @@ Peers: the same requests through their own code; encoding, decoding and processi
 taking and reading deltas are shown and not counted (of ours they are). vLLM also makes each
 candidate's text. Ratio: the peer's us_per_token over ours."""
 
+_ALONE: Row = {"workers": None, "tokens": None}  # a peer has neither
 _NOT_DRAWN = ("streams", "async_for")  # ways of reading
 
 _OPTIONS = (
@@ -88,6 +90,7 @@ _OPTIONS = (
     Option("variants", many(name_of(VARIANTS)), "", VARIANTS),
     Option("steps", integer(2), "of a run", 128, 64),
     Option("output_workers", many(integer(1, 64)), "processes that make text", (1,)),
+    Option("tokens_per_row", many(integer(1, 17)), "tokens that a step gives to a row", (1,)),
 )
 _PEERS = (
     Option("against", many(name_of(PEERS)), f"any of {','.join(PEERS)}"),
@@ -103,6 +106,7 @@ class OutputPathPlan:
     variants: tuple[Variant, ...]
     steps: int
     output_workers: tuple[int, ...]
+    tokens_per_row: tuple[int, ...]
     runs: int
     tokenizer: Path  # path of a tokenizer.json
     pythons: dict[Peer, str]
@@ -182,8 +186,8 @@ def _of(rows: Sequence[Row], engine: str) -> list[Row]:
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """Slipstream's rows with `over_one_worker`, and a column `ratio_to_X` for each peer X measured
-    on the same points.
+    """Slipstream's rows with `over_one_worker` and `over_one_token`, and a column `ratio_to_X` for
+    each peer X measured on the same points.
 
     Reads by `async for` are compared with the peer's own `async for`; all others with the peer's
     deltas, which are Python objects throughout.
@@ -197,7 +201,7 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
         (row["batch"], row["variant"], row["read"]): float(row["us_per_token"] or 0)
         + float(row.get("wire_us") or 0)
         for row in rows
-        if row["engine"] == ENGINE and row.get("workers", 1) == 1
+        if row["engine"] == ENGINE and row.get("workers", 1) == row.get("tokens", 1) == 1
     }
     names = [name for name in dict.fromkeys(name for name, *_ in theirs) if name != FLOOR]
     found: list[Row] = []
@@ -208,8 +212,9 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
         point, us = (row["batch"], row["variant"]), float(row["us_per_token"])
         more: Row = {}
         alone_us = alone.get((row["batch"], row["variant"], row["read"]))
-        if alone_us and row.get("workers", 1) != 1:
-            more["over_one_worker"] = round((us + float(row["wire_us"] or 0)) / alone_us, 3)
+        for column, ratio in (("workers", "over_one_worker"), ("tokens", "over_one_token")):
+            if alone_us and row.get(column, 1) != 1:
+                more[ratio] = round((us + float(row["wire_us"] or 0)) / alone_us, 3)
         read = "async_for" if row["read"] == "async_for" else "materialised"
         for name in names:
             their_us = theirs.get((name, *point, read))
@@ -233,16 +238,16 @@ def _measured(setting: PathSetting, plan: OutputPathPlan, workload: Path) -> lis
         measure(setting, max(plan.batches), variant, "materialised")
     loads = list(product(plan.batches, plan.variants))
     points = [
-        (*load, read, number)
+        (*load, read, number, tokens)
         for load in loads
         for read in READS
-        for number in plan.output_workers
-        if number == 1 or read == "columns"
+        for number, tokens in product(plan.output_workers, plan.tokens_per_row)
+        if number == tokens == 1 or read == "columns"
     ]
     rows: list[Row] = []
     for _ in range(plan.runs):
         for peer, python in plan.pythons.items():
-            rows += [{**row, "workers": None} for row in _of_peer(peer, python, plan, workload)]
+            rows += [row | _ALONE for row in _of_peer(peer, python, plan, workload)]
         rows += in_rounds(1, points, lambda point: [measure(setting, *point)])
         for load in loads:
             rows += measure_floor(setting, *load)
@@ -277,8 +282,8 @@ def _draw(rows: Sequence[Row], file: str) -> None:
     """Chart a panel per variant, over the batches."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in rows:
-        is_drawn = row["read"] not in _NOT_DRAWN and row.get("workers", 1) in (1, None)
-        if row["us_per_token"] and is_drawn:
+        is_usual = all(row.get(name, 1) in (1, None) for name in ("workers", "tokens"))
+        if row["us_per_token"] and is_usual and row["read"] not in _NOT_DRAWN:
             name = _name(str(row["engine"]), str(row["read"]))
             point = (float(row["batch"] or 0), float(row["us_per_token"]))
             panels.setdefault(str(row["variant"]), {}).setdefault(name, []).append(point)

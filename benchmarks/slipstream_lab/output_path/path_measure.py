@@ -47,12 +47,19 @@ class PathSetting:
 
 
 def measure(
-    setting: PathSetting, batch: int, variant: Variant, read: Read, num_workers: int = 1
+    setting: PathSetting,
+    batch: int,
+    variant: Variant,
+    read: Read,
+    num_workers: int = 1,
+    tokens_per_row: int = 1,
 ) -> Row:
     """One run."""
     collections = CollectionWatch()
     watch = Stopwatch(collections, lap_ns=setting.lap_ns)
-    path, num_deltas = _run_path(setting, batch, variant, read, watch, collections, num_workers)
+    path, num_deltas = _run_path(
+        setting, batch, variant, read, watch, collections, num_workers, tokens_per_row
+    )
     steps = setting.workload.outputs.shape[1]
     num_tokens = batch * steps
     messages, num_bytes = path.messages, path.num_bytes
@@ -65,6 +72,7 @@ def measure(
         "variant": variant,
         "read": read,
         "workers": num_workers,
+        "tokens": tokens_per_row,
         "us_per_token": round(sum(stages.values()), 4),
         **{f"{stage}_us": round(us, 4) for stage, us in stages.items()},
         "wire_us": round(wire / num_tokens, 4),
@@ -78,7 +86,7 @@ def measure(
             f"gc_gen{generation}": number
             for generation, number in enumerate(collections.num_collections)
         },
-        **_by_process(path.num_tracked, steps - 2),
+        **_by_process(path.num_tracked, -(-steps // tokens_per_row) - 2),
     }
 
 
@@ -112,6 +120,7 @@ def measure_floor(setting: PathSetting, batch: int, variant: Variant) -> list[Ro
                 "variant": variant,
                 "read": transport,
                 "workers": 1,
+                "tokens": 1,
                 "us_per_token": round(sum(parts.values()) / num_tokens, 4),
                 **{name: round(us / num_tokens, 4) for name, us in parts.items()},
                 "messages_per_token": round(len(messages) / num_tokens, 4),
@@ -129,6 +138,7 @@ def _run_path(
     watch: Stopwatch,
     collections: CollectionWatch,
     num_workers: int = 1,
+    tokens_per_row: int = 1,
 ) -> tuple[OutputPath, int]:
     """The path, run to its end and closed, and the number of deltas read."""
     gc.collect()
@@ -143,6 +153,7 @@ def _run_path(
             watch,
             is_together=read in ("columns", "materialised"),
             num_workers=num_workers,
+            tokens_per_row=tokens_per_row,
         )
         try:
             if read == "async_for":
