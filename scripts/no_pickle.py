@@ -58,7 +58,7 @@ DYNAMIC = {
     "api/slipstream/cli/options/parser.py": "the commands' modules, from tables in packages",
     "benchmarks/slipstream_lab/demo_model/corpus.py": "modules of the standard library, from a "
     "table in the file",
-    "engine_core/slipstream_core/runner/lean_imports.py": "modules of torch: it stands in for them",
+    "engine_core/slipstream_core/model/lean_imports.py": "modules of torch: it stands in for them",
     "ipc/slipstream_ipc/fork_server.py": "modules that its parent, the supervisor, would execute",
 }
 # what measures other engines measures their pickles, too

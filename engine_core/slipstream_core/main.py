@@ -21,9 +21,9 @@ import zmq
 
 from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
+from slipstream_core.load_error import load_status
 from slipstream_core.ranks.processes import Ranks, import_ranks
 from slipstream_core.runner.factory import import_runner, load_runner, with_device_defaults
-from slipstream_core.runner.load_error import load_status
 from slipstream_core.step.plan import Runner
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import (

@@ -42,7 +42,7 @@ from slipstream.stack.supervisor_events import ProcessEnded, ProcessRestarted
 from slipstream_bench.common import process_census
 from slipstream_bench.common.provenance import commit
 from slipstream_bench.common.report import write_result
-from slipstream_core.runner.sampling.noise import exponential, row_keys
+from slipstream_core.sampling.noise import exponential, row_keys
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import AnswerEvent, EventKind, Fault, ModelCard, SamplingParams
 from slipstream_lab.formats.rendering import RENDERINGS

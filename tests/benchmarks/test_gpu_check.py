@@ -23,9 +23,9 @@ import torch
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.processes import started
 
-from slipstream_core.runner.compilation.product_patterns import Launches
+from slipstream_core.forward.product_patterns import Launches
 from slipstream_core.runner.kv_cache_size import DeviceMemoryUse, cache_bytes
-from slipstream_core.runner.sampling.penalties import most_bytes
+from slipstream_core.sampling.penalties import most_bytes
 from slipstream_lab.common.bare_loop import LoopOutput, LoopStep, decode_intervals_s
 from slipstream_verify.gpu_check import bounds, prediction
 from slipstream_verify.gpu_check.__main__ import _environment, _SectionRun, _write_known, main
@@ -216,7 +216,7 @@ def test_dry_run_of_steady(tmp_path: Path) -> None:
 
 
 def test_dry_run_of_tiles(tmp_path: Path) -> None:
-    """The kernels themselves: tests/engine_core/runner/triton."""
+    """The kernels themselves: tests/engine_core/kernels/triton."""
     rows = rows_of("tiles", tmp_path)
     assert list(dict.fromkeys(row["section"] for row in rows)) == names_of("tiles")
     if find_spec("triton") is None:
@@ -225,7 +225,7 @@ def test_dry_run_of_tiles(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is not None, reason="it is there")
 def test_dry_run_of_sanitizer(tmp_path: Path) -> None:
-    """The cases themselves: tests/engine_core/runner/triton."""
+    """The cases themselves: tests/engine_core/kernels/triton."""
     rows = rows_of("sanitizer", tmp_path)
     assert [row["case"] for row in rows[-2:]] == ["memcheck", "racecheck"]
     assert {row["skipped"] for row in rows[-2:]} == {"there is no compute-sanitizer on the PATH"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from slipstream_core.runner.cuda.graph_capture import Work
-from slipstream_core.runner.staging import CopyEvent
+from slipstream_core.runner.graph_capture import Work
+from slipstream_core.step.staging import CopyEvent
 
 
 class HostCopies:

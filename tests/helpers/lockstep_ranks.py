@@ -130,29 +130,29 @@ def main() -> None:
     from tests.helpers.meta_card import META
     from tests.helpers.op_recorder import OpRecorder
 
-    from slipstream_core.ranks.group import join_group
-    from slipstream_core.ranks.meeting import LocalMeeting
-    from slipstream_core.ranks.plan_codec import PlanBuffer, packed_bytes
-    from slipstream_core.runner.compilation import trace
-    from slipstream_core.runner.compilation.fuse_card import launches_by_layer
-    from slipstream_core.runner.compilation.operations import SUM, OperationList
-    from slipstream_core.runner.compilation.program import (
+    from slipstream_core.forward import trace
+    from slipstream_core.forward.forward_ops import ForwardOps
+    from slipstream_core.forward.fuse_card import launches_by_layer
+    from slipstream_core.forward.operations import SUM, OperationList
+    from slipstream_core.forward.program import (
         DecodeGraph,
         decode_graph,
         trial_context,
     )
-    from slipstream_core.runner.compilation.trace_card import fused_graph
-    from slipstream_core.runner.cpu.kernels import kernels
-    from slipstream_core.runner.cuda.forward_ops import ForwardOps
-    from slipstream_core.runner.model.loader import load_model
-    from slipstream_core.runner.sharding.collectives import (
+    from slipstream_core.forward.trace_card import fused_graph
+    from slipstream_core.kernels.cpu.kernels import kernels
+    from slipstream_core.model.loader import load_model
+    from slipstream_core.ranks.group import join_group
+    from slipstream_core.ranks.meeting import LocalMeeting
+    from slipstream_core.runner.torch_runner import TorchRunner
+    from slipstream_core.sharding.collectives import (
         all_ranks_say,
         exchange_by,
         shared_exchange,
     )
-    from slipstream_core.runner.sharding.rank import Rank
-    from slipstream_core.runner.torch_runner import TorchRunner
+    from slipstream_core.sharding.rank import Rank
     from slipstream_core.step.plan import StepPlan
+    from slipstream_core.step.plan_codec import PlanBuffer, packed_bytes
     from slipstream_lab.models import tiny_models
 
     class Recorder(OpRecorder):

@@ -20,25 +20,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig
 
-from slipstream_core.runner.attention.fixed_shape import DecodeColumns, MixedColumns
-from slipstream_core.runner.attention.geometry import read_geometry
-from slipstream_core.runner.attention.interface import AttentionParams, register
-from slipstream_core.runner.attention.kv_cache import LayerCache
-from slipstream_core.runner.attention.latent_attention import cache_latents
-from slipstream_core.runner.cuda.graph_capture import Work
-from slipstream_core.runner.model.loader import LoadedModel
-from slipstream_core.runner.model.rope import freeze_frequencies
-from slipstream_core.runner.model.text_tower import (
+from slipstream_core.attention.fixed_shape import DecodeColumns, MixedColumns
+from slipstream_core.attention.geometry import read_geometry
+from slipstream_core.attention.interface import AttentionParams, register
+from slipstream_core.attention.kv_cache import LayerCache
+from slipstream_core.attention.latent_attention import cache_latents
+from slipstream_core.model.loader import LoadedModel
+from slipstream_core.model.rope import freeze_frequencies
+from slipstream_core.model.text_tower import (
     TowerFinder,
     attention_of,
     auto_class,
     remove_towers,
 )
-from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
-from slipstream_core.runner.sampling.whole_vocab_sampling import Chosen, Draws, RowEdits
-from slipstream_core.runner.staging import CopyEvent, to_device
+from slipstream_core.runner.graph_capture import Work
 from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.sampling.truncation_limits import TruncationLimits
+from slipstream_core.sampling.whole_vocab_sampling import Chosen, Draws, RowEdits
 from slipstream_core.step.plan import StepPlan
+from slipstream_core.step.staging import CopyEvent, to_device
 from slipstream_ipc.messages import SamplingDefaults
 
 META = torch.device("meta")

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from slipstream_core.runner.sampling import top_tokens
+from slipstream_core.sampling import top_tokens
 
 Work = Callable[[], None]
 

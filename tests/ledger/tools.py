@@ -32,7 +32,7 @@ TOOLS = {
             "tests/scripts/test_set_up.py",
         )
     ),
-    "triton": Tool(("tests/engine_core/runner/triton",), "scripts/triton-tests", runs=True),
+    "triton": Tool(("tests/engine_core/kernels/triton",), "scripts/triton-tests", runs=True),
     "ray": Tool(("tests/system/ray_fleet",), "scripts/ray-tests", runs=True),
     "foreign-clients": Tool(("tests/system/foreign_clients",), "scripts/foreign-clients"),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slipstream_core.runner.model.random_weights import is_random, random_config
+from slipstream_core.model.random_weights import is_random, random_config
 from slipstream_lab.models.stand_in_tokenizer import stand_in_tokenizer
 
 # model S of the README: 19.8 million parameters

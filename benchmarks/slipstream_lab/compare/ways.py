@@ -31,7 +31,7 @@ from slipstream_bench.common.options import Option, add, fill_in, integer, numbe
 from slipstream_bench.common.process_census import allow_many_files
 from slipstream_bench.common.provenance import package_version
 from slipstream_bench.common.report import add_common, check_common, print_rows
-from slipstream_core.runner.model.random_weights import is_random
+from slipstream_core.model.random_weights import is_random
 from slipstream_lab.compare.small_model import SMALL_MODEL, SMALL_MODEL_HELP, cpu_settings
 
 Way = Literal["python", "http", "http_whole"]

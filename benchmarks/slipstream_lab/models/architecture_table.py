@@ -24,8 +24,8 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from slipstream_bench.common.report import columns_of, markdown_of
-from slipstream_core.runner.load_error import ModelLoadError
-from slipstream_core.runner.model.loader import load_model
+from slipstream_core.load_error import ModelLoadError
+from slipstream_core.model.loader import load_model
 from slipstream_lab.models.tiny_models import (
     ARCHITECTURES,
     CACHED,

@@ -20,7 +20,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from slipstream_core.runner.model.loader import LoadedModel
+from slipstream_core.model.loader import LoadedModel
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_lab.common.bare_loop import LoopRequest, drive
 

@@ -27,8 +27,8 @@ import transformers
 from tqdm import tqdm
 
 from slipstream_bench.common.report import columns_of, markdown_of
-from slipstream_core.runner.load_error import ModelLoadError, brief
-from slipstream_core.runner.model import loader
+from slipstream_core.load_error import ModelLoadError, brief
+from slipstream_core.model import loader
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import numpy as np
 
 from slipstream_bench.common.measures import Row
 from slipstream_core.ranks.bus import PlanBus, PlanReader, slot_bytes
-from slipstream_core.ranks.plan_check import PlanBounds
 from slipstream_core.step.plan import StepPlan
+from slipstream_core.step.plan_check import PlanBounds
 
 BLOCK_SIZE = 16
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from slipstream_core.runner.model.random_weights import random_config
+from slipstream_core.model.random_weights import random_config
 from slipstream_core.step.plan import ModelInfo, Runner
 from slipstream_verify.gpu_check.setting import GpuSetting
 

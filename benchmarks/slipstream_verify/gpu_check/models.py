@@ -17,7 +17,7 @@ import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.model.random_weights import random_config
+from slipstream_core.model.random_weights import random_config
 from slipstream_lab.models.stand_in_tokenizer import stand_in_tokenizer
 from slipstream_verify.gpu_check.setting import GpuSetting
 

@@ -22,13 +22,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slipstream_bench.common.measures import Row
-from slipstream_core.runner.attention.interface import ATTENTION_NAME, register
-from slipstream_core.runner.compilation.fuse_card import launches_by_layer, num_launches
-from slipstream_core.runner.compilation.product_patterns import Launches
-from slipstream_core.runner.compilation.trace_card import fused_graph
-from slipstream_core.runner.cuda.forward_ops import ForwardOps
-from slipstream_core.runner.model.random_weights import random_config
-from slipstream_core.runner.model.rope import freeze_frequencies
+from slipstream_core.attention.interface import ATTENTION_NAME, register
+from slipstream_core.forward.forward_ops import ForwardOps
+from slipstream_core.forward.fuse_card import launches_by_layer, num_launches
+from slipstream_core.forward.product_patterns import Launches
+from slipstream_core.forward.trace_card import fused_graph
+from slipstream_core.model.random_weights import random_config
+from slipstream_core.model.rope import freeze_frequencies
 from slipstream_verify.gpu_check.bounds import ForwardWork, work_of
 from slipstream_verify.gpu_check.setting import SHAPES
 

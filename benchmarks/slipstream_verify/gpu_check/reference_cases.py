@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipstream_core.runner.attention import kv_cache
-from slipstream_core.runner.attention.geometry import LayerGeometry
-from slipstream_core.runner.attention.interface import AttentionContext, AttentionParams
-from slipstream_core.runner.attention.kv_cache import LayerCache
+from slipstream_core.attention import kv_cache
+from slipstream_core.attention.geometry import LayerGeometry
+from slipstream_core.attention.interface import AttentionContext, AttentionParams
+from slipstream_core.attention.kv_cache import LayerCache
 
 # The largest acceptable relative error of a head's output.
 LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-2}
@@ -282,7 +282,7 @@ def make_scene(case: AttentionCase, device: torch.device, dtype: torch.dtype) ->
 
 def triton_context(scene: Scene, block_size: int) -> AttentionContext:
     """Triton's context for a scene. Needs Triton, and a card or TRITON_INTERPRET=1."""
-    from slipstream_core.runner.attention.triton_backend import StepRows, TritonAttention
+    from slipstream_core.attention.triton_backend import StepRows, TritonAttention
 
     rows = StepRows(
         scene.num_decodes,

@@ -21,9 +21,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.ranks.plan_check import PlanBounds
-from slipstream_core.ranks.plan_codec import PlanBuffer
 from slipstream_core.step.plan import StepPlan
+from slipstream_core.step.plan_check import PlanBounds
+from slipstream_core.step.plan_codec import PlanBuffer
 
 NUM_SLOTS = 4  # one step runs, another one waits; two more that slower ranks still read
 

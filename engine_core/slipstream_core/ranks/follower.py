@@ -14,9 +14,9 @@ from functools import partial
 from typing import NoReturn, Protocol
 
 from slipstream_core.config import RankConfig
+from slipstream_core.load_error import load_status
 from slipstream_core.ranks.bus import PlanReader
 from slipstream_core.runner.factory import import_runner, with_device_defaults
-from slipstream_core.runner.load_error import load_status
 from slipstream_core.step.plan import Runner, StepPlan
 from slipstream_ipc.process import freeze_gc, prepare, report, run_child, start_child
 
@@ -55,8 +55,8 @@ def main() -> int:
     reader.wait()
     from slipstream_core.ranks.group import JOIN_S, device_type, join_group
     from slipstream_core.ranks.meeting import LocalMeeting, Meeting, NetworkMeeting
-    from slipstream_core.runner.sharding.rank import Rank
     from slipstream_core.runner.torch_factory import load_runner
+    from slipstream_core.sharding.rank import Rank
 
     core = with_device_defaults(core)  # as the core's own settings are
     rank = Rank(config.index, core.tensor_parallel_size, core.num_nodes)

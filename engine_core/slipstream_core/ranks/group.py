@@ -14,14 +14,14 @@ from torch import distributed
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.ranks.meeting import LocalMeeting, Meeting
-from slipstream_core.runner.sharding.collectives import (
+from slipstream_core.sharding.collectives import (
     all_ranks_say,
     exchange_by,
     least_over_ranks,
 )
-from slipstream_core.runner.sharding.exchange import SharedExchange
-from slipstream_core.runner.sharding.rank import Rank
-from slipstream_core.runner.sharding.symmetric_memory import join_symmetric
+from slipstream_core.sharding.exchange import SharedExchange
+from slipstream_core.sharding.rank import Rank
+from slipstream_core.sharding.symmetric_memory import join_symmetric
 
 logger = logging.getLogger(__name__)
 

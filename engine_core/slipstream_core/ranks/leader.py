@@ -10,21 +10,21 @@ import torch
 from msgspec.structs import replace
 
 from slipstream_core.config import CoreConfig
+from slipstream_core.load_error import ModelLoadError
 from slipstream_core.ranks.bus import slot_bytes
 from slipstream_core.ranks.group import JOIN_S, device_type, join_group, leave_group
 from slipstream_core.ranks.meeting import LocalMeeting, NetworkMeeting
-from slipstream_core.ranks.plan_check import PlanBounds, PlanBoundsError
-from slipstream_core.ranks.plan_codec import PlanBytesError
 from slipstream_core.ranks.processes import Ranks
 from slipstream_core.ranks.remote_ranks import RemoteRanks
-from slipstream_core.runner.load_error import ModelLoadError
-from slipstream_core.runner.sharding.collectives import ExchangeFailed
-from slipstream_core.runner.sharding.rank import Rank
 from slipstream_core.runner.torch_factory import load_runner
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.runner.warm_up import warm_up
+from slipstream_core.sharding.collectives import ExchangeFailed
+from slipstream_core.sharding.rank import Rank
 from slipstream_core.step.limits import MAX_POSITIONS
 from slipstream_core.step.plan import Int32s, StepFailed, StepPlan, StepResult
+from slipstream_core.step.plan_check import PlanBounds, PlanBoundsError
+from slipstream_core.step.plan_codec import PlanBytesError
 
 logger = logging.getLogger(__name__)
 

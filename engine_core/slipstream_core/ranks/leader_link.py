@@ -24,7 +24,6 @@ import zmq
 
 from slipstream_core.config import NodesConfig
 from slipstream_core.ranks.bus import NUM_SLOTS
-from slipstream_core.ranks.plan_codec import PlanBuffer, PlanBytesError
 from slipstream_core.ranks.rank_messages import (
     PLAN_NUMBER,
     Assign,
@@ -38,6 +37,7 @@ from slipstream_core.ranks.rank_messages import (
     encode,
 )
 from slipstream_core.step.plan import StepPlan
+from slipstream_core.step.plan_codec import PlanBuffer, PlanBytesError
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import BEAT_S, Beats, report
 from slipstream_ipc.telemetry.recent_warnings import RecentWarnings

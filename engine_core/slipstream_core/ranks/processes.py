@@ -18,10 +18,10 @@ import msgspec
 
 from slipstream_core.config import CoreConfig, RankConfig
 from slipstream_core.ranks.bus import PlanBus
-from slipstream_core.ranks.plan_check import PlanBounds
 from slipstream_core.ranks.remote_ranks import RemoteRanks
 from slipstream_core.ranks.watch import RankEnd, RankProcess, RankWatch, end_as_well
 from slipstream_core.step.plan import StepPlan
+from slipstream_core.step.plan_check import PlanBounds
 from slipstream_ipc.messages import OwnProcess
 from slipstream_ipc.own_process import start_own_process
 from slipstream_ipc.process import SILENT_S

@@ -20,13 +20,13 @@ import msgspec
 from msgspec.structs import replace
 
 from slipstream_core.config import CoreConfig, RemoteRankConfig
+from slipstream_core.load_error import load_status
+from slipstream_core.model.fingerprint import fingerprint_of_files
 from slipstream_core.ranks.follower import follow, import_libraries
 from slipstream_core.ranks.leader_link import LeaderLink, RankRefusedError
 from slipstream_core.ranks.rank_messages import Assign, Join, RankFailed
 from slipstream_core.runner.factory import import_runner
-from slipstream_core.runner.fingerprint import fingerprint_of_files
-from slipstream_core.runner.load_error import load_status
-from slipstream_core.runner.sharding.rank import Rank
+from slipstream_core.sharding.rank import Rank
 from slipstream_core.step.plan import Runner
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import (
@@ -115,7 +115,7 @@ def _end_with_core(link: LeaderLink, error: Exception) -> None:
     """Tell the core of an error, unless another rank has taken no part in an exchange: then the
     core ends for the sake of that one, and this process with it.
     """
-    from slipstream_core.runner.sharding.collectives import ExchangeFailed
+    from slipstream_core.sharding.collectives import ExchangeFailed
 
     if isinstance(error, ExchangeFailed):
         link.wait_for_end(_END_S)

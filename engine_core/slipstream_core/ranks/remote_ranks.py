@@ -29,6 +29,8 @@ import msgspec
 import zmq
 
 from slipstream_core.config import CoreConfig
+from slipstream_core.load_error import RanksMissingError
+from slipstream_core.model.fingerprint import fingerprint_of_files
 from slipstream_core.ranks.bus import NUM_SLOTS, BusStalledError
 from slipstream_core.ranks.rank_messages import (
     PLAN_NUMBER,
@@ -44,8 +46,6 @@ from slipstream_core.ranks.rank_messages import (
     encode,
 )
 from slipstream_core.ranks.watch import RankEnd
-from slipstream_core.runner.fingerprint import fingerprint_of_files
-from slipstream_core.runner.load_error import RanksMissingError
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import installed_version
 from slipstream_ipc.telemetry.recent_warnings import RecentWarnings

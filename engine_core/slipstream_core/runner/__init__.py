@@ -1,1 +1,1 @@
-"""Runs models for the core: loading, attention over the paged cache, sampling."""
+"""Runs a model's steps for the core: on a CPU, on a card, over ranks, or simulated."""

@@ -8,7 +8,7 @@ import os
 import sys
 
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.load_error import ModelLoadError
+from slipstream_core.load_error import ModelLoadError
 from slipstream_core.step.plan import Runner
 from slipstream_ipc.transformers_index import use_cached_index
 from slipstream_ipc.validation.simulated_model import SIMULATED
@@ -36,7 +36,7 @@ def import_runner(config: CoreConfig, *, is_awaited: bool = False) -> None:
     # ranks use more of torch
     is_alone = config.tensor_parallel_size == 1
     if kind == "torch_factory" and is_alone and not config.trust_remote_code:
-        from slipstream_core.runner.lean_imports import leave_out_unused
+        from slipstream_core.model.lean_imports import leave_out_unused
 
         leave_out_unused()
     if kind == "torch_factory":

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
+from slipstream_core.attention.block_tables import table_bytes, table_width
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.attention.block_tables import table_bytes, table_width
-from slipstream_core.runner.cuda import mixed_forwards
-from slipstream_core.runner.cuda.decode_graphs import static_bytes
-from slipstream_core.runner.load_error import ModelLoadError, NoRoomError
-from slipstream_core.runner.model.loader import LoadedModel
-from slipstream_core.runner.sampling.penalties import most_bytes
+from slipstream_core.load_error import ModelLoadError, NoRoomError
+from slipstream_core.model.loader import LoadedModel
+from slipstream_core.runner import mixed_forwards
+from slipstream_core.runner.decode_graphs import static_bytes
+from slipstream_core.sampling.penalties import most_bytes
 from slipstream_core.step.constraint_plan import ConstraintPlan, ConstraintRefill, StepConstraints
 from slipstream_core.step.limits import MAX_POSITIONS
 from slipstream_core.step.plan import PromptPlan, Runner, StepFailed, StepPlan

@@ -11,17 +11,17 @@ from functools import partial
 import torch
 
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.attention.triton_support import unready
-from slipstream_core.runner.cpu.cpu_threads import num_cores
-from slipstream_core.runner.cpu.kernels import kernels
-from slipstream_core.runner.cuda.graph_support import graph_sizes
-from slipstream_core.runner.cuda.mixed_forwards import token_buckets
-from slipstream_core.runner.host_memory import (
+from slipstream_core.kernels.card.triton_support import unready
+from slipstream_core.kernels.cpu.cpu_threads import num_cores
+from slipstream_core.kernels.cpu.kernels import kernels
+from slipstream_core.model.host_memory import (
     HostMemory,
     default_cache,
     read_host_memory,
     refuse_cache,
 )
+from slipstream_core.model.loader import LoadedModel, load_model
+from slipstream_core.runner.graph_support import graph_sizes
 from slipstream_core.runner.kv_cache_size import (
     PROFILE_BLOCKS,
     Meter,
@@ -31,12 +31,12 @@ from slipstream_core.runner.kv_cache_size import (
     free_before_loading,
     no_room,
 )
-from slipstream_core.runner.model.loader import LoadedModel, load_model
-from slipstream_core.runner.sharding.collectives import least_over_ranks
-from slipstream_core.runner.sharding.rank import Rank
-from slipstream_core.runner.state.state_memory import num_snapshots, states_bytes, with_states
+from slipstream_core.runner.mixed_forwards import token_buckets
+from slipstream_core.runner.state_memory import num_snapshots, states_bytes, with_states
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.runner.warm_up import keep_freed_memory, warm_up
+from slipstream_core.sharding.collectives import least_over_ranks
+from slipstream_core.sharding.rank import Rank
 from slipstream_ipc.telemetry.trace import open_tracer
 
 logger = logging.getLogger(__name__)

@@ -31,45 +31,44 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_core.runner.attention import kv_cache
-from slipstream_core.runner.attention.backend_choice import (
+from slipstream_core.attention import kv_cache
+from slipstream_core.attention.backend_choice import (
     AttentionBackend,
     triton_attention,
 )
-from slipstream_core.runner.attention.block_tables import BlockTables, table_width
-from slipstream_core.runner.attention.cpu_backend import CpuContext
-from slipstream_core.runner.attention.fixed_shape import FIXED_SHAPE, FixedShapeBackend
-from slipstream_core.runner.attention.interface import AttentionContext
-from slipstream_core.runner.attention.torch_backend import Scratch, TorchAttention, scratch_bytes
-from slipstream_core.runner.batch_order import Selector, begun_blocks, by_length, plan_order
-from slipstream_core.runner.compilation.trace import Forward, eager, trace
-from slipstream_core.runner.compilation.trace_card import trace_for_card
-from slipstream_core.runner.cpu.cpu_threads import Threads
-from slipstream_core.runner.cpu.kernels import kernels
-from slipstream_core.runner.cuda.cuda_thread import CudaThread
-from slipstream_core.runner.cuda.decode_graphs import DecodeGraphs, GraphKind
-from slipstream_core.runner.cuda.forward_ops import ForwardOps
-from slipstream_core.runner.cuda.graph_capture import CudaRecorder, Recorder
-from slipstream_core.runner.cuda.readback import DeviceSpans, EndedStep, Prompts, deliver, wide
+from slipstream_core.attention.batch_order import Selector, begun_blocks, by_length, plan_order
+from slipstream_core.attention.block_tables import BlockTables, table_width
+from slipstream_core.attention.cpu_backend import CpuContext
+from slipstream_core.attention.fixed_shape import FIXED_SHAPE, FixedShapeBackend
+from slipstream_core.attention.forward_context import ForwardContext
+from slipstream_core.attention.interface import AttentionContext
+from slipstream_core.attention.torch_backend import Scratch, TorchAttention, scratch_bytes
+from slipstream_core.forward.forward_ops import ForwardOps
+from slipstream_core.forward.trace import Forward, eager, trace
+from slipstream_core.forward.trace_card import trace_for_card
+from slipstream_core.kernels.cpu.cpu_threads import Threads
+from slipstream_core.kernels.cpu.kernels import kernels
+from slipstream_core.load_error import ModelLoadError
+from slipstream_core.model.loader import LoadedModel
+from slipstream_core.runner.cuda_thread import CudaThread
+from slipstream_core.runner.decode_graphs import DecodeGraphs, GraphKind
 from slipstream_core.runner.device_thread import DeviceThread
-from slipstream_core.runner.forward_context import ForwardContext
+from slipstream_core.runner.graph_capture import CudaRecorder, Recorder
 from slipstream_core.runner.kv_cache_size import block_bytes
-from slipstream_core.runner.load_error import ModelLoadError
-from slipstream_core.runner.model.loader import LoadedModel
-from slipstream_core.runner.sampling.logits_processors import LogitsProcessors
-from slipstream_core.runner.sampling.logprobs import arrived, candidates
-from slipstream_core.runner.sampling.sampler import sample
-from slipstream_core.runner.sampling.slice_sampling import SliceSampler
-from slipstream_core.runner.sampling.whole_vocab_sampling import whole_vocab_sampler
-from slipstream_core.runner.sharding.collectives import (
+from slipstream_core.runner.readback import DeviceSpans, EndedStep, Prompts, deliver, wide
+from slipstream_core.sampling.logits_processors import LogitsProcessors
+from slipstream_core.sampling.logprobs import arrived, candidates
+from slipstream_core.sampling.sampler import sample
+from slipstream_core.sampling.slice_sampling import SliceSampler
+from slipstream_core.sampling.whole_vocab_sampling import whole_vocab_sampler
+from slipstream_core.sharding.collectives import (
     all_ranks_say,
     gather_over_ranks,
     ids_from_lead,
     share_of,
 )
-from slipstream_core.runner.staging import CardCopies, Copies, Staging, to_device
-from slipstream_core.runner.state.mixers import MixingContext
-from slipstream_core.runner.state.state_pool import StatePool, StateStep
+from slipstream_core.states.mixers import MixingContext
+from slipstream_core.states.state_pool import StatePool, StateStep
 from slipstream_core.step.plan import (
     Int32s,
     ModelInfo,
@@ -78,6 +77,7 @@ from slipstream_core.step.plan import (
     StepPlan,
     StepResult,
 )
+from slipstream_core.step.staging import CardCopies, Copies, Staging, to_device
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 
 logger = logging.getLogger(__name__)

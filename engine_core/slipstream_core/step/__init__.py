@@ -1,1 +1,1 @@
-"""The contract between scheduler and runner: what a step computes and gives back."""
+"""The contract between scheduler and runner: what a step computes, gives back, and travels as."""

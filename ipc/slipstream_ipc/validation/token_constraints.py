@@ -1,6 +1,6 @@
 """Checks a request's token constraints: logit bias, allowed ids, bad words and penalties.
 
-The core's `runner.sampling.logit_biases` and `runner.sampling.penalties` apply them to logits.
+The core's `sampling.logit_biases` and `sampling.penalties` apply them to logits.
 
 - Names and meanings are vLLM's. A bad word is sent as the token sequences that its text is
   tokenized to, none of which may be completed in the output.

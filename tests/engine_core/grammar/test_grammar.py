@@ -25,7 +25,7 @@ from slipstream_core.grammar.llguidance_backend import (
     within_rows,
 )
 from slipstream_core.grammar.matcher import GrammarBroken, GrammarMatcher, SharedGrammar
-from slipstream_core.runner.tokenizer_file import find_tokenizer
+from slipstream_core.model.tokenizer_file import find_tokenizer
 from slipstream_core.scheduler.constraint_columns import (
     TokenConstraints,
     allowed_mask,

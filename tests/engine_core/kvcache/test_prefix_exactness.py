@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from slipstream_core.runner.model.loader import load_model
+from slipstream_core.model.loader import load_model
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
 from slipstream_core.step.plan import StepPlan

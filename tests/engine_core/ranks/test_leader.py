@@ -24,8 +24,8 @@ from slipstream_core.ranks.leader import LeadRunner, load_lead
 from slipstream_core.ranks.processes import Ranks
 from slipstream_core.ranks.watch import RankEnd
 from slipstream_core.runner import torch_runner
-from slipstream_core.runner.sampling import slice_sampling
 from slipstream_core.runner.torch_factory import load_runner
+from slipstream_core.sampling import slice_sampling
 from slipstream_core.step.plan import Runner, StepFailed, StepPlan
 
 pytestmark = pytest.mark.process

@@ -28,16 +28,16 @@ from tests.helpers.sampling_plans import Row, plan_of
 
 from slipstream.cli.keys import add_front, add_rank, make_folder
 from slipstream_core.config import CoreConfig, NodesConfig
+from slipstream_core.load_error import RanksMissingError
+from slipstream_core.model.fingerprint import fingerprint_of_files
 from slipstream_core.ranks import remote_ranks
 from slipstream_core.ranks.bus import NUM_SLOTS, BusStalledError
 from slipstream_core.ranks.leader_link import LeaderLink, RankRefusedError
-from slipstream_core.ranks.plan_codec import PlanBuffer, PlanBytesError, packed_bytes
 from slipstream_core.ranks.rank_messages import PLAN_NUMBER, Assign, Join, RankFailed, encode
 from slipstream_core.ranks.remote_ranks import RemoteRanks
 from slipstream_core.ranks.watch import RankEnd
-from slipstream_core.runner.fingerprint import fingerprint_of_files
-from slipstream_core.runner.load_error import RanksMissingError
 from slipstream_core.step.plan import StepPlan
+from slipstream_core.step.plan_codec import PlanBuffer, PlanBytesError, packed_bytes
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.process import installed_version
 from slipstream_ipc.transport.curve import load_rank_keys, secure_client

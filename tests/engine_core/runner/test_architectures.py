@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream_core.runner.load_error import ModelLoadError
-from slipstream_core.runner.model.loader import load_model
+from slipstream_core.load_error import ModelLoadError
+from slipstream_core.model.loader import load_model
 from slipstream_lab.models import tiny_models
 
 SERVED = [each for each in tiny_models.ARCHITECTURES if each.refused is None]

@@ -20,9 +20,9 @@ from tests.helpers.token_constraints import Asked, asked, expected_logits
 from tests.helpers.torch_driver import BLOCK, VOCAB, prompts_of, save_model
 from transformers import LlamaForCausalLM
 
-from slipstream_core.runner.model.loader import LoadedModel, load_model
-from slipstream_core.runner.sampling.sampler import sample
+from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.sampling.sampler import sample
 from slipstream_core.scheduler.request_table import NewRequest
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.plan import StepFailed, StepPlan

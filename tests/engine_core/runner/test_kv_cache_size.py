@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from tests.helpers.torch_driver import save_model
 
 from slipstream_core.config import CoreConfig
+from slipstream_core.load_error import ModelLoadError
+from slipstream_core.model import loader
+from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.kv_cache_size import (
     PROFILE_BLOCKS,
     DeviceMemoryUse,
@@ -24,9 +27,6 @@ from slipstream_core.runner.kv_cache_size import (
     largest_plan,
     too_small,
 )
-from slipstream_core.runner.load_error import ModelLoadError
-from slipstream_core.runner.model import loader
-from slipstream_core.runner.model.loader import LoadedModel, load_model
 from slipstream_core.runner.torch_runner import TorchRunner
 
 GIB = 2**30

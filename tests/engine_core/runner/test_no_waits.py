@@ -25,12 +25,12 @@ from tests.helpers.meta_card import (
 from tests.helpers.token_constraints import asked
 from transformers import LlamaConfig
 
-from slipstream_core.runner.cuda.decode_graphs import KINDS
-from slipstream_core.runner.cuda.readback import EndedStep, StepReadback
+from slipstream_core.model.loader import LoadedModel
+from slipstream_core.runner.decode_graphs import KINDS
 from slipstream_core.runner.kv_cache_size import costliest_plan, largest_plan
-from slipstream_core.runner.model.loader import LoadedModel
-from slipstream_core.runner.sampling.logprobs import PendingLogprobs
+from slipstream_core.runner.readback import EndedStep, StepReadback
 from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.sampling.logprobs import PendingLogprobs
 from slipstream_core.scheduler.constraint_columns import ConstraintColumns
 from slipstream_core.step.plan import ListedLogprobs, PromptPlan, StepPlan
 from slipstream_ipc.history.token_log import TokenLog

@@ -29,10 +29,10 @@ from tests.helpers.torch_driver import (
 )
 from transformers import LlamaForCausalLM
 
+from slipstream_core.attention import torch_backend
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.attention import torch_backend
-from slipstream_core.runner.load_error import ModelLoadError
-from slipstream_core.runner.model.loader import LoadedModel, load_model
+from slipstream_core.load_error import ModelLoadError
+from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.torch_factory import load_runner
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.step.plan import StepFailed

@@ -16,7 +16,7 @@ import torch
 from msgspec import structs
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from slipstream_core.runner.model.loader import LoadedModel, load_model
+from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.scheduler.request_table import NewRequest
 from slipstream_core.scheduler.scheduler import Scheduler

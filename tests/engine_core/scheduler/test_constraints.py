@@ -18,10 +18,10 @@ from tests.helpers.sampling_plans import Row, assert_follows, distribution, plan
 from tests.helpers.token_constraints import Asked, asked, expected_logits
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slipstream_core.runner.sampling import penalties
-from slipstream_core.runner.sampling.logits_processors import LogitsProcessors
-from slipstream_core.runner.sampling.penalties import Penalties, most_bytes
-from slipstream_core.runner.sampling.sampler import sample
+from slipstream_core.sampling import penalties
+from slipstream_core.sampling.logits_processors import LogitsProcessors
+from slipstream_core.sampling.penalties import Penalties, most_bytes
+from slipstream_core.sampling.sampler import sample
 from slipstream_core.scheduler.constraint_columns import ConstraintColumns, token_constraints
 from slipstream_core.step.constraint_plan import ConstraintPlan
 from slipstream_ipc.history.token_log import TokenLog

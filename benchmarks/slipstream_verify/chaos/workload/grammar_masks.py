@@ -10,7 +10,7 @@ import torch
 from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.llguidance_backend import Vocabulary, fill_masks, num_words
 from slipstream_core.grammar.matcher import GrammarMatcher
-from slipstream_core.runner.tokenizer_file import find_tokenizer
+from slipstream_core.model.tokenizer_file import find_tokenizer
 from slipstream_ipc.messages import Admit, ModelCard
 
 

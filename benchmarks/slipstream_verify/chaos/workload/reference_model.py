@@ -104,7 +104,7 @@ def margins_of(
     """
     import torch
 
-    from slipstream_core.runner.sampling.noise import exponential, row_keys
+    from slipstream_core.sampling.noise import exponential, row_keys
 
     params = admit.params
     num = len(token_ids)

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from slipstream_core.runner.attention import kv_cache
-from slipstream_core.runner.attention.geometry import LayerGeometry
-from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT
-from slipstream_core.runner.attention.triton_backend import Launch, TritonAttention
-from slipstream_core.runner.dependent_launch import MOST_TOKENS, SOON
-from slipstream_core.runner.model.random_weights import random_config
-from slipstream_core.runner.sampling.whole_vocab_sampling import WholeVocabSampler
+from slipstream_core.attention import kv_cache
+from slipstream_core.attention.geometry import LayerGeometry
+from slipstream_core.attention.triton_backend import Launch, TritonAttention
+from slipstream_core.kernels.card.dependent_launch import MOST_TOKENS, SOON
+from slipstream_core.kernels.card.tiles import H100_SHARED_LIMIT
+from slipstream_core.model.random_weights import random_config
+from slipstream_core.sampling.whole_vocab_sampling import WholeVocabSampler
 from slipstream_verify.gpu_check.kernels.compile_target import compile_for, resources
 from slipstream_verify.gpu_check.kernels.tile_sweep import (
     LAYERS,

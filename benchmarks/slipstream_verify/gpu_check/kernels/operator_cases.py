@@ -13,10 +13,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from slipstream_core.runner.attention.interface import CacheSlots
-from slipstream_core.runner.compilation.expert_patterns import RouteForm
-from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
-from slipstream_core.runner.cuda.forward_ops import ForwardOps
+from slipstream_core.attention.interface import CacheSlots
+from slipstream_core.forward.expert_patterns import RouteForm
+from slipstream_core.forward.forward_ops import ForwardOps
+from slipstream_core.forward.rope_patterns import NormForm, RopeForm
 from slipstream_verify.gpu_check.reference_cases import relative_error
 
 # sizes as in Qwen3, but for the numbers of tokens and heads

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from slipstream_core.runner.sampling.noise import row_keys
-from slipstream_core.runner.sampling.whole_vocab_sampling import (
+from slipstream_core.sampling.noise import row_keys
+from slipstream_core.sampling.whole_vocab_sampling import (
     Draws,
     RowEdits,
     WholeVocabSampler,

@@ -12,11 +12,11 @@ from itertools import product
 
 import torch
 
-from slipstream_core.runner.attention import kv_cache
-from slipstream_core.runner.attention.geometry import LayerGeometry
-from slipstream_core.runner.attention.interface import AttentionParams
-from slipstream_core.runner.attention.tiles import StepKind, Tile, with_tile
-from slipstream_core.runner.attention.triton_backend import Launch, StepRows, TritonAttention
+from slipstream_core.attention import kv_cache
+from slipstream_core.attention.geometry import LayerGeometry
+from slipstream_core.attention.interface import AttentionParams
+from slipstream_core.attention.triton_backend import Launch, StepRows, TritonAttention
+from slipstream_core.kernels.card.tiles import StepKind, Tile, with_tile
 from slipstream_verify.gpu_check.setting import SHAPES
 
 BLOCK_SIZE = 16

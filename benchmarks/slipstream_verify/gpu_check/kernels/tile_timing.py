@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from slipstream_core.runner.attention.tiles import Tile
-from slipstream_core.runner.attention.triton_backend import Launch
-from slipstream_core.runner.cuda.graph_capture import CudaRecorder
+from slipstream_core.attention.triton_backend import Launch
+from slipstream_core.kernels.card.tiles import Tile
+from slipstream_core.runner.graph_capture import CudaRecorder
 from slipstream_verify.gpu_check.bounds import Ceilings, ceilings, median_s
 from slipstream_verify.gpu_check.kernels.tile_sweep import (
     TileCase,

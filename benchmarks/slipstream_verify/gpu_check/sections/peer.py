@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
+from slipstream_core.model.random_weights import random_config, random_module
 from slipstream_core.runner.factory import load_runner
-from slipstream_core.runner.model.random_weights import random_config, random_module
 from slipstream_lab.common.bare_loop import random_prompts
 from slipstream_verify.gpu_check.gpu_stack import LoadClient, serving
 from slipstream_verify.gpu_check.models import core_config, model_of

@@ -19,7 +19,7 @@ import msgspec
 import torch
 from transformers import AutoModelForCausalLM
 
-from slipstream_core.runner.model.random_weights import random_config
+from slipstream_core.model.random_weights import random_config
 from slipstream_core.step.plan import ModelInfo
 from slipstream_lab.tensor_parallel.decode_steps import StepsTaken, StepsWanted
 from slipstream_verify.gpu_check.bounds import ceilings, step_work, work_of

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from slipstream_core.runner.sampling.noise import exponential, row_keys
-from slipstream_core.runner.sampling.sampler import sample
-from slipstream_core.runner.sampling.whole_vocab_sampling import whole_vocab_sampler
+from slipstream_core.sampling.noise import exponential, row_keys
+from slipstream_core.sampling.sampler import sample
+from slipstream_core.sampling.whole_vocab_sampling import whole_vocab_sampler
 from slipstream_core.step.plan import StepPlan
 from slipstream_lab.common.bare_loop import LoopRequest
 from slipstream_verify.gpu_check.setting import GpuSetting

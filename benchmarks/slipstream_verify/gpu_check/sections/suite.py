@@ -13,11 +13,11 @@ from pathlib import Path
 from slipstream_verify.gpu_check.setting import GpuSetting
 
 _ROOT = Path(__file__).resolve().parents[4]
-_FOLDER = "tests/engine_core/runner/triton"
+_FOLDER = "tests/engine_core/kernels/triton"
 # those that a card runs in the time there is; the others compile, want the interpreter, or make
 # Triton compile hundreds of kernels (test_forward_kernels; the section `operators` has one of each)
 _TESTS = (
-    "tests/engine_core/runner/cuda/test_nothing_waits_on_a_card.py",
+    "tests/engine_core/runner/test_nothing_waits_on_a_card.py",
     *(f"{_FOLDER}/test_{name}.py" for name in ("draws", "kernels")),
 )
 _NOTHING_COLLECTED = 5  # pytest's exit code

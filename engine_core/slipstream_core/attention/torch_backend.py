@@ -1,0 +1,310 @@
+"""Paged attention with torch: blocks are gathered into a small scratch buffer, then SDPA runs.
+
+Made for CPUs; on other devices it is the reference and the fallback. Decode rows come sorted by
+length, and neighbouring rows share a bucket: their blocks are gathered into one padded batch [rows,
+longest, heads, dim]. A bucket is as large as fits the scratch, which stays in the processor's cache
+and is reused: a fresh gather of the whole batch would be bound by page faults. The query heads that
+share a key head are folded into the query length, so keys are never repeated. Prefill rows attend
+one by one.
+
+- Buckets, block indices and masks are made once per step and shared by all layers.
+- Masks are made only where needed: not for buckets whose rows have equal length, such as a single
+  row, nor for whole prompts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from slipstream_core.attention.block_tables import padded_rows
+from slipstream_core.attention.interface import AttentionParams
+from slipstream_core.attention.kv_cache import LayerCache
+from slipstream_core.step.plan import Bools, Int32s, Int64s
+from slipstream_core.step.staging import to_device
+
+# Per gathered tensor (one for keys, one for values). On a CPU two of them fit a core's share of
+# L2/L3; on a card larger buckets mean fewer launches.
+SCRATCH_BYTES = 2 << 20
+CUDA_SCRATCH_BYTES = 256 << 20
+
+
+def scratch_bytes(device: torch.device) -> int:
+    """The size of a scratch buffer on this device, in bytes."""
+    return CUDA_SCRATCH_BYTES if device.type == "cuda" else SCRATCH_BYTES
+
+
+class Scratch:
+    """Two buffers, for gathered keys and values; made on first use, they only grow."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.device = device
+        self._keys = torch.empty(0, dtype=dtype, device=device)
+        self._values = torch.empty_like(self._keys)
+
+    def gather(
+        self, cache: LayerCache, blocks: torch.Tensor, num_rows: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gather blocks [num_rows * m] as keys and values [num_rows, heads, m * block_size, dim].
+
+        The result is valid until the next call.
+        """
+        self._keys, gathered = _gather(self._keys, cache.key_blocks, blocks)
+        keys = gathered.view(num_rows, -1, *cache.keys.shape[1:]).transpose(1, 2)
+        if cache.value_blocks is None:
+            return keys, keys[..., : cache.values.shape[2]]
+        self._values, gathered = _gather(self._values, cache.value_blocks, blocks)
+        return keys, gathered.view(num_rows, -1, *cache.values.shape[1:]).transpose(1, 2)
+
+    def indices(self, blocks: Int32s) -> torch.Tensor:
+        """Block numbers for gather(), flat and on the device."""
+        flat = np.ascontiguousarray(blocks).reshape(-1)
+        return to_device(flat, self.device)
+
+
+def _gather(
+    buffer: torch.Tensor, source: torch.Tensor, blocks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    size = len(blocks) * source.shape[1]
+    if size > len(buffer):  # the first use, or a single row longer than the scratch
+        buffer = buffer.new_empty(max(size, scratch_bytes(buffer.device) // buffer.itemsize))
+    target = buffer[:size].view(len(blocks), source.shape[1])
+    return buffer, torch.index_select(source, 0, blocks, out=target)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Decode rows [start, stop), all padded to `width` tokens."""
+
+    start: int
+    stop: int
+    kv_lens: Int32s  # [stop - start], ascending
+    blocks: torch.Tensor  # [(stop - start) * width / block_size] int32
+    width: int
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def visible(self, window: int | None) -> slice | None:
+        """The keys that every row sees, as one slice; None if the rows need a mask."""
+        length = int(self.kv_lens[-1])
+        if self.kv_lens[0] != length:
+            return None
+        return slice(0 if window is None else max(0, length - window), length)
+
+    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
+        """0 where a row sees a key, else -inf; [rows, 1, 1, width]."""
+        if (mask := self.masks.get(window)) is None:
+            positions = np.arange(self.width)
+            ends = self.kv_lens[:, None]
+            hidden = positions >= ends
+            if window is not None:
+                hidden |= positions < ends - window
+            mask = self.masks[window] = _as_mask(hidden, like)[:, None, None]
+        return mask
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """One prefill row; its tokens [start, stop) are the last of its kv_len."""
+
+    start: int
+    stop: int
+    kv_len: int
+    blocks: torch.Tensor | None  # int32; None: the row starts at 0, so no keys are gathered
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def is_plain_causal(self, window: int | None) -> bool:
+        """Whether SDPA's own causal mask, aligned at the first key, is enough."""
+        return self.blocks is None and (window is None or window >= self.kv_len)
+
+    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
+        """0 where a query sees a key, else -inf; [queries, kv_len]."""
+        if (mask := self.masks.get(window)) is None:
+            keys = np.arange(self.kv_len)
+            queries = np.arange(self.kv_len - (self.stop - self.start), self.kv_len)[:, None]
+            hidden = keys > queries
+            if window is not None:
+                hidden |= keys <= queries - window
+            mask = self.masks[window] = _as_mask(hidden, like)
+        return mask
+
+
+def _as_mask(hidden: Bools, like: torch.Tensor) -> torch.Tensor:
+    on_device = to_device(hidden, like.device)
+    return like.new_zeros(hidden.shape).masked_fill_(on_device, -torch.inf)
+
+
+class TorchAttention:
+    """One step's attention. Decode rows, one token each, come first and in ascending length."""
+
+    def __init__(
+        self,
+        *,
+        num_decodes: int,
+        query_lens: Int32s,  # [R]
+        kv_lens: Int32s,  # [R], with this step's tokens
+        slots: Int64s,  # [R]: whose tables in `block_tables` are the rows'
+        block_tables: Int32s,  # [slots, width]
+        block_size: int,
+        blocks_per_bucket: int,
+        scratch: Scratch,
+    ) -> None:
+        self._scratch = scratch
+        self._buckets = _buckets(
+            kv_lens[:num_decodes],
+            slots[:num_decodes],
+            block_tables,
+            block_size,
+            blocks_per_bucket,
+            scratch,
+        )
+        self._chunks = []
+        start = num_decodes
+        for row in range(num_decodes, len(kv_lens)):
+            kv_len, stop = int(kv_lens[row]), start + int(query_lens[row])
+            blocks = None
+            if stop - start < kv_len:
+                blocks = scratch.indices(block_tables[slots[row], : -(-kv_len // block_size)])
+            self._chunks.append(_Chunk(start, stop, kv_len, blocks))
+            start = stop
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: LayerCache,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """Attention output [T, num_heads, value_dim]; keys and values are already in the cache."""
+        if len(self._buckets) == 1 and not self._chunks:
+            return self._attend_bucket(self._buckets[0], query, cache, params)
+        output = query.new_empty(*query.shape[:2], value.shape[2])
+        for bucket in self._buckets:
+            rows = slice(bucket.start, bucket.stop)
+            output[rows] = self._attend_bucket(bucket, query[rows], cache, params)
+        for chunk in self._chunks:
+            rows = slice(chunk.start, chunk.stop)
+            output[rows] = self._attend_chunk(
+                chunk, query[rows], key[rows], value[rows], cache, params
+            )
+        return output
+
+    def _attend_bucket(
+        self, bucket: _Bucket, query: torch.Tensor, cache: LayerCache, params: AttentionParams
+    ) -> torch.Tensor:
+        num_rows, num_heads, key_dim = query.shape
+        keys, values = self._scratch.gather(cache, bucket.blocks, num_rows)
+        mask = None
+        if (visible := bucket.visible(params.window)) is not None:
+            keys, values = keys[:, :, visible], values[:, :, visible]
+        else:
+            mask = bucket.mask(params.window, query)
+        # [rows, kv heads, query heads per kv head, dim]: the group takes the query axis
+        folded = query.reshape(num_rows, keys.shape[1], -1, key_dim)
+        if _is_plain(params):
+            output = scaled_dot_product_attention(
+                folded, keys, values, attn_mask=mask, scale=params.scale
+            )
+        else:
+            mask = None if mask is None else mask[:, :, :, None]
+            output = _attend_explicitly(folded[:, :, :, None], keys, values, mask, params)
+        return output.reshape(num_rows, num_heads, -1)
+
+    def _attend_chunk(
+        self,
+        chunk: _Chunk,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: LayerCache,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        num_heads = query.shape[1]
+        if chunk.blocks is None:
+            keys, values = key.transpose(0, 1)[None], value.transpose(0, 1)[None]
+        else:
+            keys, values = self._scratch.gather(cache, chunk.blocks, 1)
+            keys, values = keys[:, :, : chunk.kv_len], values[:, :, : chunk.kv_len]
+        queries = query.transpose(0, 1)[None]  # [1, heads, queries, dim]
+        if _is_plain(params):
+            causal = chunk.is_plain_causal(params.window)
+            output = scaled_dot_product_attention(
+                queries,
+                keys,
+                values,
+                attn_mask=None if causal else chunk.mask(params.window, query),
+                is_causal=causal,
+                scale=params.scale,
+                enable_gqa=num_heads != keys.shape[1],
+            )
+        else:
+            output = _attend_explicitly(
+                queries.reshape(1, keys.shape[1], -1, *queries.shape[2:]),
+                keys,
+                values,
+                chunk.mask(params.window, query),
+                params,
+            ).flatten(1, 2)
+        return output[0].transpose(0, 1)
+
+
+def _buckets(
+    kv_lens: Int32s,
+    slots: Int64s,
+    block_tables: Int32s,
+    block_size: int,
+    blocks_per_bucket: int,
+    scratch: Scratch,
+) -> list[_Bucket]:
+    """Group neighbouring rows into buckets, as many as fit; a single row may exceed the size."""
+    lens = -(-kv_lens // block_size)
+    # what a bucket gathers behind a row is masked, which hides no NaN: it is the null block
+    tables, num_blocks = padded_rows(block_tables, slots, lens), lens.tolist()
+    buckets = []
+    start = 0
+    while start < len(num_blocks):
+        stop = start + 1
+        while stop < len(num_blocks) and (stop + 1 - start) * num_blocks[stop] <= blocks_per_bucket:
+            stop += 1
+        widest = num_blocks[stop - 1]
+        buckets.append(
+            _Bucket(
+                start,
+                stop,
+                kv_lens[start:stop],
+                scratch.indices(tables[start:stop, :widest]),
+                widest * block_size,
+            )
+        )
+        start = stop
+    return buckets
+
+
+def _is_plain(params: AttentionParams) -> bool:
+    """Whether SDPA is sufficient: it supports neither softcap nor sinks."""
+    return params.softcap is None and params.sinks is None
+
+
+def _attend_explicitly(
+    queries: torch.Tensor,  # [rows, kv heads, group, queries, dim]
+    keys: torch.Tensor,  # [rows, kv heads, keys, dim]
+    values: torch.Tensor,  # [rows, kv heads, keys, value dim]
+    mask: torch.Tensor | None,  # broadcastable to [rows, kv heads, group, queries, keys]
+    params: AttentionParams,
+) -> torch.Tensor:
+    """Attention with softcap and sinks; returns [rows, kv heads, group, queries, value dim]."""
+    scores = torch.matmul(queries, keys[:, :, None].transpose(-1, -2)).float() * params.scale
+    if params.softcap is not None:
+        scores = params.softcap * torch.tanh(scores / params.softcap)
+    if mask is not None:
+        scores = scores + mask
+    if params.sinks is None:
+        probs = scores.softmax(-1)
+    else:
+        sinks = params.sinks.float().view(1, keys.shape[1], -1, 1, 1)
+        with_sinks = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+        probs = with_sinks.softmax(-1)[..., :-1]
+    return torch.matmul(probs.to(values.dtype), values[:, :, None])

@@ -1,0 +1,404 @@
+"""Fuses operator patterns of a recorded float32 forward into calls of our kernels.
+
+A pattern describes what operators compute, not an architecture; whatever does not match exactly is
+left alone.
+
+- Every rewriting keeps the values, except for the order of sums.
+- Products with the same input are joined into one with a single weight matrix. The parameters
+  become views of it, so there is still one copy. A matrix with more outputs than inputs is stored
+  by column: a single token's product is then bound by memory (3 times faster for a [32000, 256]
+  head).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from slipstream_core.attention.interface import (
+    AttentionContext,
+    AttentionParams,
+    CacheSlots,
+    FusedContext,
+)
+from slipstream_core.kernels.cpu.kernels import Kernels
+
+AnyNode = Any  # torch.fx.Node, whose annotations would need a cast at every argument
+Pattern = Callable[[GraphModule, AnyNode], None]  # rewrites what is around a call, or leaves it
+
+_aten = torch.ops.aten
+_linear = torch.nn.functional.linear
+_SIZES = (_aten.view.default, _aten._unsafe_view.default, _aten.expand.default)
+
+# Names of the same operators that are cheaper to call: half the cost of a name in torch.ops.
+_SHORT_NAMES = {
+    _aten.add.Tensor: torch.add,
+    _aten.cat.default: torch.cat,
+    _aten.mul.Tensor: torch.mul,
+    _aten.neg.default: torch.neg,
+    _aten.select.int: torch.select,
+    _aten.split_with_sizes.default: torch.split_with_sizes,
+    _aten.transpose.int: torch.transpose,
+    _aten.unsqueeze.default: torch.unsqueeze,
+    _aten.view.default: torch.Tensor.view,
+}
+SLICES_TO_END = 2**63 - 1
+
+
+def by_number_of_tokens(graph: GraphModule, *, tokens: int, kept: int) -> None:
+    """Replace sizes that equal `tokens` or `kept` by the inputs' actual sizes.
+
+    Raises ValueError if a multiple of these numbers occurs in any other argument.
+    """
+    ids, _, keep = (node for node in graph.graph.nodes if node.op == "placeholder")
+    with graph.graph.inserting_after(keep):
+        num_kept = graph.graph.call_function(_aten.sym_size.int, (keep, 0))
+        num_tokens = graph.graph.call_function(_aten.sym_size.int, (ids, 1))
+    for node in list(graph.graph.nodes):
+        if node.op != "call_function" or node in (num_tokens, num_kept):
+            continue
+        if node.target in _SIZES:
+            sizes = [{tokens: num_tokens, kept: num_kept}.get(size, size) for size in node.args[1]]
+            node.args = (node.args[0], sizes, *node.args[2:])
+        for number in _numbers([*node.args, *node.kwargs.values()]):
+            if number != SLICES_TO_END and (number % tokens == 0 or number % kept == 0) and number:
+                raise ValueError(f"{node.target} uses the number of tokens in its own way")
+
+
+def _numbers(arguments: Any) -> list[int]:
+    found: list[int] = []
+    for each in arguments:
+        if isinstance(each, list | tuple):
+            found += _numbers(each)
+        elif isinstance(each, int) and not isinstance(each, bool):
+            found.append(each)
+    return found
+
+
+def attend_by_context(graph: GraphModule) -> None:
+    """Replace the attention markers by calls of the context, which becomes the fourth input."""
+    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
+    with graph.graph.inserting_after(last):
+        context = graph.graph.placeholder("context")
+    for node in graph.graph.find_nodes(
+        op="call_function", target=torch.ops.slipstream.attend.default
+    ):
+        with graph.graph.inserting_before(node):
+            call = graph.graph.call_function(attend_by_its_context, (context, *node.args))
+        call.meta = node.meta
+        node.replace_all_uses_with(call)
+        graph.graph.erase_node(node)
+
+
+def attend_by_its_context(
+    context: AttentionContext,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layer: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    is_latent: bool,
+) -> torch.Tensor:
+    """The attention call of a recorded forward; shapes as in AttentionContext.attend."""
+    params = AttentionParams(scale, window, softcap, sinks, is_latent)
+    return context.attend(layer, query, key, value, params)
+
+
+def slots_of_context(context: FusedContext, layer: int) -> CacheSlots:
+    """Where a kernel of a recorded forward stores a layer's keys and values."""
+    return context.cache_slots(layer)
+
+
+def attend_stored(
+    context: FusedContext,
+    query: torch.Tensor,
+    layer: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    is_latent: bool,
+) -> torch.Tensor:
+    """As `attend_by_its_context`, with keys and values that a kernel has stored."""
+    params = AttentionParams(scale, window, softcap, sinks, is_latent)
+    return context.attend_stored(layer, query, params)
+
+
+def join(graph: GraphModule, kernels: Kernels) -> None:
+    """Apply every pattern."""
+    rewrite(
+        graph,
+        {
+            _aten.mm.default: as_linear,
+            _aten.addmm.default: as_linear,
+            _aten.rsqrt.default: partial(_as_norm, kernels=kernels),
+            _aten.silu.default: partial(with_product, gate_mul=kernels.silu_mul),
+            attend_by_its_context: partial(_tokens_first, kernels=kernels),
+        },
+    )
+    _join_weights(graph)
+    graph.graph.eliminate_dead_code()
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and not node.kwargs:
+            node.target = _SHORT_NAMES.get(node.target, node.target)
+
+
+def rewrite(graph: GraphModule, patterns: Mapping[Any, Pattern]) -> None:
+    """Try the pattern of each operator on each of its calls; what is then unused goes."""
+    for node in list(graph.graph.nodes):
+        pattern = patterns.get(node.target) if node.op == "call_function" else None
+        if pattern is not None and not node._erased:
+            pattern(graph, node)
+    graph.graph.eliminate_dead_code()
+
+
+def is_call(node: Any, target: Any) -> bool:
+    """Whether node calls `target`."""
+    return isinstance(node, Node) and node.op == "call_function" and node.target == target
+
+
+def shape_of(node: AnyNode) -> tuple[int, ...]:
+    """The shape of node's result."""
+    return tuple(node.meta["val"].shape)
+
+
+def dtype_of(node: AnyNode) -> torch.dtype:
+    """The type of node's result."""
+    dtype: torch.dtype = node.meta["val"].dtype
+    return dtype
+
+
+def before_cast(node: AnyNode) -> AnyNode:
+    """What node is a float32 copy of, or node itself."""
+    is_wide = is_call(node, _aten._to_copy.default) and dtype_of(node) == torch.float32
+    return node.args[0] if is_wide else node
+
+
+def only_user(node: AnyNode) -> AnyNode:
+    """The one node that uses this, or None."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def replace(nodes: Graph, old: AnyNode, target: Any, arguments: tuple[Any, ...]) -> AnyNode:
+    """Let a call of `target` take the place of `old`; returns it."""
+    with nodes.inserting_before(old):
+        new = nodes.call_function(target, arguments)
+    new.meta = dict(old.meta)
+    old.replace_all_uses_with(new)
+    return new
+
+
+def as_linear(graph: GraphModule, node: AnyNode) -> None:
+    """Replace view, t, mm, view back by one linear call."""
+    parts, back = linear_parts(node), only_user(node)
+    if parts is None or not is_call(parts[0], _aten.view.default):
+        return
+    if back is None or not (
+        is_call(back, _aten._unsafe_view.default) or is_call(back, _aten.view.default)
+    ):
+        return
+    flat, weight, bias = parts
+    x = flat.args[0]
+    if (
+        shape_of(back) == (*shape_of(x)[:-1], shape_of(node)[-1])
+        and shape_of(x)[-1] == shape_of(flat)[-1]
+    ):
+        replace(graph.graph, back, _linear, (x, weight, bias))
+
+
+def linear_parts(node: AnyNode) -> tuple[AnyNode, AnyNode, AnyNode] | None:
+    """x [T, K], weight and bias (or None) of an mm or addmm that computes a linear layer."""
+    bias, (x, turned) = None, node.args[-2:]
+    if node.target is _aten.addmm.default:
+        bias = node.args[0]
+        if len(node.args) != 3 or node.kwargs or not is_weight(bias):
+            return None
+    if not is_call(turned, _aten.t.default) or not is_weight(turned.args[0]):
+        return None
+    return x, turned.args[0], bias
+
+
+def again(weight: AnyNode) -> AnyNode:
+    """The same tensor of the graph once more, where nodes are inserted."""
+    new = weight.graph.get_attr(weight.target)
+    new.meta = dict(weight.meta)
+    return new
+
+
+def is_weight(node: Any) -> bool:
+    """Whether node is a tensor that the graph holds."""
+    return isinstance(node, Node) and node.op == "get_attr"
+
+
+def _as_norm(graph: GraphModule, rsqrt: AnyNode, kernels: Kernels) -> None:
+    """Replace weight * (x * rsqrt(mean(x ** 2) + epsilon)) by `rms_norm`."""
+    added = rsqrt.args[0]
+    if not is_call(added, _aten.add.Tensor) or not isinstance(added.args[1], float):
+        return
+    mean, epsilon = added.args
+    if not is_call(mean, _aten.mean.dim) or mean.args[1:] != ([-1], True):
+        return
+    power = mean.args[0]
+    if not is_call(power, _aten.pow.Tensor_Scalar) or power.args[1] != 2:
+        return
+    x, scaled = power.args[0], only_user(rsqrt)
+    if not is_call(scaled, _aten.mul.Tensor) or set(scaled.args) != {x, rsqrt}:
+        return
+    product = only_user(scaled)
+    if not is_call(product, _aten.mul.Tensor):
+        return
+    weight: AnyNode = next((each for each in product.args if each is not scaled), None)
+    if not is_weight(weight):
+        return
+    tensor = getattr(graph, weight.target)
+    if tensor.dim() == 1 and len(tensor) == shape_of(x)[-1] and tensor.is_contiguous():
+        replace(graph.graph, product, kernels.rms_norm, (x, weight, epsilon))
+
+
+def with_product(
+    graph: GraphModule, activated: AnyNode, gate_mul: Any, dims: tuple[int, ...] = (3,)
+) -> None:
+    """Replace activation(gate) * up by `gate_mul`.
+
+    dims: of gate and up, which are [1, T, dim] or [T, dim].
+    """
+    product = only_user(activated)
+    if not is_call(product, _aten.mul.Tensor):
+        return
+    gate = activated.args[0]
+    up = next((each for each in product.args if each is not activated), None)
+    if not isinstance(up, Node) or not isinstance(gate, Node):
+        return
+    shape = shape_of(up)
+    if shape == shape_of(gate) and len(shape) in dims and (len(shape) == 2 or shape[0] == 1):
+        replace(graph.graph, product, gate_mul, (gate, up))
+
+
+def _tokens_first(graph: GraphModule, call: AnyNode, kernels: Kernels) -> None:
+    """Skip the two transposes of attention's inputs [1, T, heads, dim], rotated between or not."""
+    for index in (1, 2, 3):
+        _input_tokens_first(graph.graph, call, index, kernels)
+
+
+def _input_tokens_first(nodes: Graph, call: AnyNode, index: int, kernels: Kernels) -> None:
+    turned = call.args[index]
+    if not is_call(turned, _aten.transpose.int) or turned.args[1:] != (0, 1):
+        return
+    selected = turned.args[0]
+    if not is_call(selected, _aten.select.int) or selected.args[1:] != (0, 0):
+        return
+    source = selected.args[0]
+    rotated = rotation(source)
+    if rotated is not None:
+        source = rotated[0]
+    if not is_call(source, _aten.transpose.int) or source.args[1:] != (1, 2):
+        return
+    with nodes.inserting_before(call):
+        plain = nodes.call_function(_aten.select.int, (source.args[0], 0, 0))
+        if rotated is not None:
+            plain = nodes.call_function(kernels.rotate, (plain, *rotated[1:]))
+    call.update_arg(index, plain)
+
+
+def rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
+    """x, cos, sin if node is x * cos + cat(-x's second half, x's first half) * sin."""
+    if not is_call(node, _aten.add.Tensor) or len(node.args) != 2 or node.kwargs:
+        return None
+    straight, crossed = node.args
+    if not (is_call(straight, _aten.mul.Tensor) and is_call(crossed, _aten.mul.Tensor)):
+        return None
+    (x, cos), (halves, sin) = straight.args, crossed.args
+    if not (is_call(cos, _aten.unsqueeze.default) and is_call(sin, _aten.unsqueeze.default)):
+        return None
+    if not is_call(halves, _aten.cat.default) or halves.args[1:] not in ((-1,), (3,)):
+        return None
+    second, first = halves.args[0]
+    dim = shape_of(x)[-1]
+    half = dim // 2
+    matches = (
+        is_call(second, _aten.neg.default)
+        and is_call(second.args[0], _aten.slice.Tensor)
+        and second.args[0].args in ((x, 3, half, SLICES_TO_END), (x, 3, half, dim))
+        and is_call(first, _aten.slice.Tensor)
+        and first.args == (x, 3, 0, half)
+        and cos.args[1] == sin.args[1] == 1
+        and shape_of(cos.args[0]) == shape_of(sin.args[0]) == (1, shape_of(x)[2], dim)
+        and dim == 2 * half
+    )
+    return (x, cos.args[0], sin.args[0]) if matches else None
+
+
+def _join_weights(graph: GraphModule) -> None:
+    """Join products with the same input; store wide matrices by column."""
+    nodes = graph.graph
+    shared = shared_weights(graph)
+    groups: dict[Any, list[AnyNode]] = defaultdict(list)
+    for node in nodes.find_nodes(op="call_function", target=_linear):
+        groups[node.args[0]].append(node)
+    for x, members in groups.items():
+        names = [node.args[1].target for node in members]
+        free = not any(name in shared for name in names)
+        if len(members) > 1 and free and all(node.args[2] is None for node in members):
+            _join_products(graph, x, members)
+        elif free:
+            for name in names:
+                _merge_storage(graph, [name])
+
+
+def shared_weights(graph: GraphModule) -> set[str]:
+    """Names of weights with more than one use."""
+    nodes_of: dict[int, list[AnyNode]] = defaultdict(list)
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            tensor = getattr(graph, node.target)
+            nodes_of[tensor.data_ptr() or id(tensor)].append(node)  # 0 on the meta device
+    return {
+        node.target
+        for nodes in nodes_of.values()
+        if sum(len(node.users) for node in nodes) > 1
+        for node in nodes
+    }
+
+
+def _join_products(graph: GraphModule, x: AnyNode, members: list[AnyNode]) -> None:
+    sizes = [shape_of(node)[-1] for node in members]
+    matrix = _merge_storage(graph, [node.args[1].target for node in members])
+    name = f"joined_{members[0].args[1].target}"
+    graph.register_buffer(name, matrix)
+    with graph.graph.inserting_before(members[0]):
+        weight = graph.graph.get_attr(name)
+        product = graph.graph.call_function(_linear, (x, weight, None))
+        parts = graph.graph.call_function(_aten.split_with_sizes.default, (product, sizes, -1))
+        for index, node in enumerate(members):
+            part = graph.graph.call_function(operator.getitem, (parts, index))
+            part.meta = dict(node.meta)
+            node.replace_all_uses_with(part)
+
+
+def _merge_storage(graph: GraphModule, names: list[str]) -> torch.Tensor:
+    """Merge weights [n, k] into one matrix, of which they become views."""
+    weights: list[torch.Tensor] = [getattr(graph, name) for name in names]
+    num_outputs, num_inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
+    if len(weights) == 1 and num_outputs <= num_inputs:
+        return weights[0]
+    if num_outputs > num_inputs:
+        matrix = weights[0].new_empty(num_inputs, num_outputs).t()
+    else:
+        matrix = weights[0].new_empty(num_outputs, num_inputs)
+    start = 0
+    with torch.no_grad():
+        for weight in weights:
+            part = matrix[start : start + len(weight)]
+            part.copy_(weight)
+            weight.data = part
+            start += len(part)
+    return matrix

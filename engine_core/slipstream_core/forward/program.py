@@ -1,0 +1,430 @@
+"""Lowers the decode step of a recorded forward to one list of operations, run by a single call.
+
+Views become parts of buffers, calls of our kernels become operations, and buffers are reused. An
+unknown operator stays outside, before or behind the list; a forward with one in between has no
+list.
+
+- The list computes, to the bit, what the recording computes with the same packed matrices.
+- It serves steps of decode rows only; the recording serves all others.
+- Sums over ranks are operations where the ranks share memory, and unknown operators elsewhere.
+- It is compared with the recording before it is used.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from slipstream_core.attention.cpu_backend import CpuContext
+from slipstream_core.attention.kv_cache import LayerCache
+from slipstream_core.attention.torch_backend import Scratch
+from slipstream_core.forward.fuse import attend_by_its_context
+from slipstream_core.forward.operations import (
+    ADD,
+    ATTEND,
+    NORM,
+    NOTHING,
+    PRODUCT,
+    ROTATE,
+    SILU_MUL,
+    SUM,
+    Operation,
+    OperationList,
+    Part,
+)
+from slipstream_core.kernels.cpu.kernels import Kernels
+from slipstream_core.sharding.collectives import shared_exchange
+
+logger = logging.getLogger(__name__)
+
+AnyNode = Any  # torch.fx.Node, whose annotations would need a cast at every argument
+
+
+class _Value(NamedTuple):
+    """A node's value, [1, T, *shape], or [T, *shape] if `flat`; each row is contiguous."""
+
+    part: Part
+    shape: tuple[int, ...]
+    flat: bool = False
+
+
+class _Unknown(Exception):  # noqa: N818  (an answer)
+    """The node has no operation of ours."""
+
+
+class _Lowering:
+    """Lowers nodes to operations, with a buffer for each value."""
+
+    def __init__(self, graph: GraphModule, kernels: Kernels) -> None:
+        self._graph = graph
+        self.exchange = shared_exchange()
+        self._product_target = kernels.product
+        self._lowerings: dict[Any, Callable[..., _Value | list[_Value]]] = {
+            kernels.rms_norm: self._norm,
+            kernels.product: self._product,
+            kernels.rotate: self._rotate,
+            kernels.silu_mul: self._silu_mul,
+            attend_by_its_context: self._attend,
+            torch.ops.slipstream.sum_over_ranks.default: self._sum,
+            torch.add: self._add,
+            torch.split_with_sizes: self._split,
+            operator.getitem: self._getitem,
+            torch.Tensor.view: self._view,
+            torch.select: self._select,
+            torch.unsqueeze: self._unsqueeze,
+        }
+        self.values: dict[AnyNode, Any] = {}
+        self.inputs: dict[AnyNode, int] = {}  # buffer indices
+        self.operations: list[Operation] = []
+        self.widths: list[int] = []
+
+    def lower_node(self, node: AnyNode) -> None:
+        """Lower one node. Raises _Unknown."""
+        lower = self._lowerings.get(node.target) if node.op == "call_function" else None
+        if lower is None or node.kwargs:
+            raise _Unknown
+        before = len(self.widths), dict(self.inputs)
+        try:
+            self.values[node] = lower(node, *node.args)
+        except (_Unknown, TypeError, ValueError) as error:  # or unexpected arguments
+            self.widths, self.inputs = self.widths[: before[0]], before[1]
+            raise _Unknown from error
+
+    def _new(self, width: int) -> Part:
+        self.widths.append(width)
+        return Part(len(self.widths) - 1)
+
+    def _of(self, node: AnyNode, *, flat: bool = False) -> _Value:
+        value = self.values.get(node)
+        if isinstance(value, _Value) and value.flat == flat:
+            return value
+        raise _Unknown
+
+    def _or_input(self, node: AnyNode) -> _Value:
+        """As `_of`, or an input [1, T, width] made by operators before the list."""
+        if node in self.values:
+            return self._of(node)
+        shape = tuple(node.meta["val"].shape) if "val" in node.meta else ()
+        if (
+            len(shape) != 3 or shape[0] != 1 or shape[1] == 1
+        ):  # recorded with many rows, so 1 is a broadcast
+            raise _Unknown
+        if node.meta["val"].dtype != torch.float32:
+            raise _Unknown
+        if node not in self.inputs:
+            self.inputs[node] = self._new(int(shape[2])).buffer
+        return _Value(Part(self.inputs[node]), (int(shape[2]),))
+
+    def _tensor(self, node: AnyNode) -> torch.Tensor:
+        if getattr(node, "op", None) != "get_attr":
+            raise _Unknown
+        tensor = getattr(self._graph, node.target)
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32:
+            raise _Unknown
+        return tensor.contiguous()
+
+    def _norm(self, _: AnyNode, x: AnyNode, weight: AnyNode, epsilon: float) -> _Value:
+        source = self._or_input(x)
+        *heads, n = source.shape
+        out = self._new(math.prod(source.shape))
+        self.operations.append(
+            Operation(
+                NORM,
+                out,
+                source.part,
+                weight=self._tensor(weight),
+                n=n,
+                heads=math.prod(heads),
+                number=epsilon,
+            )
+        )
+        return _Value(out, source.shape)
+
+    def _product(self, _: AnyNode, x: AnyNode, packed: AnyNode, bias: Any, n: int) -> _Value:
+        source = self._or_input(x)
+        if len(source.shape) != 1:
+            raise _Unknown
+        matrix, added = self._tensor(packed), None if bias is None else self._tensor(bias)
+        out = self._new(n)
+        self.operations.append(
+            Operation(PRODUCT, out, source.part, weight=matrix, bias=added, n=n, k=source.shape[0])
+        )
+        return _Value(out, (n,))
+
+    def _rotate(self, _: AnyNode, x: AnyNode, cosines: AnyNode, sines: AnyNode) -> _Value:
+        source = self._of(x, flat=True)
+        cosine, sine = self._or_input(cosines), self._or_input(sines)
+        heads, n = source.shape
+        if cosine.shape != (n,) or sine.shape != (n,):
+            raise _Unknown
+        out = self._new(heads * n)
+        self.operations.append(
+            Operation(ROTATE, out, source.part, cosine.part, sine.part, n=n, heads=heads)
+        )
+        return _Value(out, source.shape, flat=True)
+
+    def _silu_mul(self, _: AnyNode, gate: AnyNode, up: AnyNode) -> _Value:
+        one, other = self._of(gate), self._of(up)
+        if len(one.shape) != 1 or one.shape != other.shape:
+            raise _Unknown
+        out = self._new(one.shape[0])
+        self.operations.append(Operation(SILU_MUL, out, one.part, other.part, n=one.shape[0]))
+        return _Value(out, one.shape)
+
+    def _attend(
+        self,
+        _: AnyNode,
+        context: AnyNode,
+        query: AnyNode,
+        key: AnyNode,
+        value: AnyNode,
+        layer: int,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: AnyNode | None,
+        is_latent: bool,
+    ) -> _Value:
+        if context.op != "placeholder" or sinks is not None or is_latent:
+            raise _Unknown
+        a, b, c = (self._of(each, flat=True) for each in (query, key, value))
+        (heads, key_dim), (kv_heads, value_dim) = a.shape, c.shape
+        out = self._new(heads * value_dim)
+        self.operations.append(
+            Operation(
+                ATTEND,
+                out,
+                a.part,
+                b.part,
+                c.part,
+                heads=heads,
+                kv_heads=kv_heads,
+                key_dim=key_dim,
+                value_dim=value_dim,
+                layer=layer,
+                window=window or 0,
+                number=scale,
+                softcap=softcap or 0.0,
+            )
+        )
+        return _Value(out, (heads, value_dim), flat=True)
+
+    def _sum(self, _: AnyNode, x: AnyNode) -> _Value:
+        if self.exchange is None:  # then torch's process group makes it
+            raise _Unknown
+        source = self._of(x)
+        n = math.prod(source.shape)
+        if source.part.at or self.widths[source.part.buffer] != n:  # rows side by side
+            raise _Unknown
+        out = self._new(n)
+        self.operations.append(Operation(SUM, out, source.part, n=n))
+        return source._replace(part=out)
+
+    def _add(self, _: AnyNode, x: AnyNode, y: AnyNode) -> _Value:
+        if not (isinstance(x, Node) and isinstance(y, Node)):
+            raise _Unknown
+        if y.op == "get_attr":
+            return self._add_bias(x, y)
+        one, other = self._or_input(x), self._or_input(y)
+        if one.shape != other.shape or len(one.shape) != 1:
+            raise _Unknown
+        out = self._new(one.shape[0])
+        last = self.operations[-1] if self.operations else None
+        if last is not None and last.kind == PRODUCT and last.c == NOTHING:
+            for node, value, more in ((x, one, other), (y, other, one)):
+                if value.part == last.out and self._is_product_alone(node, last, more):
+                    self.operations[-1] = replace(last, out=out, c=more.part)
+                    return _Value(out, one.shape)
+        self.operations.append(Operation(ADD, out, one.part, other.part, n=one.shape[0]))
+        return _Value(out, one.shape)
+
+    def _add_bias(self, x: AnyNode, bias: AnyNode) -> _Value:
+        source, added = self._of(x), self._tensor(bias)
+        if source.shape != added.shape:
+            raise _Unknown
+        (n,) = source.shape
+        out = self._new(n)
+        self.operations.append(Operation(ADD, out, source.part, weight=added, n=n))
+        return _Value(out, source.shape)
+
+    def _is_product_alone(self, node: AnyNode, product: Operation, more: _Value) -> bool:
+        """Whether a product can add `more` itself: its whole output is used by this sum only."""
+        return (
+            node.target is self._product_target
+            and len(node.users) == 1
+            and self.widths[product.out.buffer] == product.n == more.shape[0]
+            and more.part.buffer != product.out.buffer
+        )
+
+    def _split(self, _: AnyNode, x: AnyNode, sizes: list[int], dim: int) -> list[_Value]:
+        source = self._of(x)
+        if dim != -1 or len(source.shape) != 1 or not all(isinstance(n, int) for n in sizes):
+            raise _Unknown
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        buffer, at = source.part
+        return [
+            _Value(Part(buffer, at + start), (size,))
+            for start, size in zip(starts, sizes, strict=True)
+        ]
+
+    def _getitem(self, _: AnyNode, x: AnyNode, index: int) -> _Value:
+        values = self.values.get(x)
+        if not isinstance(values, list):
+            raise _Unknown
+        value: _Value = values[index]
+        return value
+
+    def _view(self, _: AnyNode, x: AnyNode, sizes: list[Any]) -> _Value:
+        source = self._of(x)
+        one, tokens, *shape = sizes
+        is_tokens = getattr(tokens, "target", None) is torch.ops.aten.sym_size.int
+        if one != 1 or not is_tokens or not all(isinstance(n, int) for n in shape):
+            raise _Unknown
+        whole = math.prod(source.shape)
+        known = math.prod(n for n in shape if n != -1)
+        shape = [whole // known if n == -1 else n for n in shape]
+        if math.prod(shape) != whole:
+            raise _Unknown
+        return source._replace(shape=tuple(shape))
+
+    def _select(self, _: AnyNode, x: AnyNode, dim: int, index: int) -> _Value:
+        if dim != 0 or index != 0:
+            raise _Unknown
+        return self._of(x)._replace(flat=True)
+
+    def _unsqueeze(self, _: AnyNode, x: AnyNode, dim: int) -> _Value:
+        if dim != 0:
+            raise _Unknown
+        return self._of(x, flat=True)._replace(flat=False)
+
+
+class DecodeGraph(NamedTuple):
+    """A forward for decode rows, and the operations of its list."""
+
+    module: GraphModule
+    operations: Sequence[Operation]
+
+    @property
+    def attends(self) -> list[Operation]:
+        """The attention operations."""
+        return [each for each in self.operations if each.kind == ATTEND]
+
+
+def decode_graph(graph: GraphModule, kernels: Kernels) -> DecodeGraph | None:
+    """The forward with all known operations in one call; None if they do not form one list.
+
+    It shares `graph`'s weights and takes a CpuContext of decode rows only.
+    """
+    lowering = _Lowering(graph, kernels)
+    behind: set[AnyNode] = set()  # nodes that depend on the list and are not in it
+    for node in graph.graph.nodes:
+        if behind.intersection(node.all_input_nodes):
+            behind.add(node)
+            continue
+        try:
+            lowering.lower_node(node)
+        except _Unknown:
+            if any(each in lowering.values for each in node.all_input_nodes):
+                behind.add(node)
+    if any(node.target is attend_by_its_context for node in behind):
+        between = next(node for node in graph.graph.nodes if node in behind)
+        logger.debug("decode steps run as recorded: %s is between layers", between.target)
+        return None
+    wanted = {each for node in behind for each in node.all_input_nodes if each in lowering.values}
+    if len(wanted) != 1 or not any(each.kind == ATTEND for each in lowering.operations):
+        return None
+    (result,) = wanted
+    value = lowering.values[result]
+    if not isinstance(value, _Value) or value.flat or value.part.at or len(value.shape) != 1:
+        return None
+    if value.part.buffer in lowering.inputs.values():
+        return None
+    program = _program(lowering, kernels, value.part.buffer)
+    if program is None:
+        return None
+    logger.debug("decode steps run as %d operations in one call", len(program.operations))
+    module = _with_call(graph, program, list(lowering.inputs), result)
+    return DecodeGraph(module, program.operations)
+
+
+def _program(lowering: _Lowering, kernels: Kernels, output: int) -> OperationList | None:
+    """The operations over reused buffers: a buffer is free after its last read."""
+    operations = lowering.operations
+    if not any(each.out.buffer == output for each in operations):
+        return None
+    indices: dict[int, int] = {
+        buffer: index for index, buffer in enumerate(lowering.inputs.values())
+    }
+    num_inputs = len(indices)
+    widths = [lowering.widths[buffer] for buffer in indices]
+    last_use = {buffer: index for index, each in enumerate(operations) for buffer in each.read}
+    last_use[output] = len(operations)
+    free: dict[int, list[int]] = {}
+    placed = []
+    for index, each in enumerate(operations):
+        own, width = each.out.buffer, lowering.widths[each.out.buffer]
+        spare = free.get(width)
+        if own != output and spare:
+            indices[own] = spare.pop()
+        else:
+            indices[own] = len(widths)
+            widths.append(width)
+        a, b, c, out = (
+            part if part == NOTHING else Part(indices[part.buffer], part.at)
+            for part in (each.a, each.b, each.c, each.out)
+        )
+        placed.append(replace(each, a=a, b=b, c=c, out=out))
+        for buffer in {*each.read, own}:
+            is_ours = indices[buffer] >= num_inputs
+            if is_ours and last_use.get(buffer, index) == index:
+                free.setdefault(lowering.widths[buffer], []).append(indices[buffer])
+    return OperationList(kernels, placed, widths, num_inputs, indices[output], lowering.exchange)
+
+
+def _with_call(
+    graph: GraphModule, program: OperationList, inputs: list[AnyNode], result: AnyNode
+) -> GraphModule:
+    def call(context: CpuContext, *tensors: torch.Tensor) -> torch.Tensor:
+        return program(tensors, context.layers, context.address)
+
+    new = Graph()
+    copies: dict[AnyNode, AnyNode] = {}
+    output = new.graph_copy(graph.graph, copies)
+    new.output(output)
+    context = next(node for node in new.nodes if node.name == "context")
+    with new.inserting_before(copies[result]):
+        called = new.call_function(call, (context, *(copies[each] for each in inputs)))
+    called.meta = dict(copies[result].meta)
+    copies[result].replace_all_uses_with(called)
+    new.eliminate_dead_code()
+    return GraphModule(graph, new)
+
+
+def trial_context(decode: DecodeGraph, kernels: Kernels, rows: int) -> CpuContext:
+    """A context of decode rows that see only themselves, with its own cache."""
+    layers = [LayerCache(*(torch.empty(0),) * 4)] * (1 + max(each.layer for each in decode.attends))
+    for each in decode.attends:
+        keys, values = (
+            torch.zeros(rows + 1, each.kv_heads, dim) for dim in (each.key_dim, each.value_dim)
+        )
+        layers[each.layer] = LayerCache(keys, values, keys.flatten(1), values.flatten(1))
+    return CpuContext(
+        kernels,
+        layers,
+        num_decodes=rows,
+        query_lens=np.ones(rows, np.int32),
+        kv_lens=np.ones(rows, np.int32),
+        kv_slots=np.arange(1, rows + 1),
+        slots=np.arange(rows),
+        block_tables=np.arange(1, rows + 1, dtype=np.int32)[:, None],
+        block_size=1,
+        scratch=Scratch(torch.float32, torch.device("cpu")),
+    )

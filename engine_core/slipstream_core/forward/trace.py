@@ -1,0 +1,282 @@
+"""Records a model's forward as a flat list of operator calls, for CPUs, where calls are expensive.
+
+A decode step of a small model spends most of its time between operators: modules, hooks, views. The
+forward is recorded (`recorder`), generalised to any number of tokens, fused (`fuse`), and compared
+with the model in a trial.
+
+- The recording is of TOKENS tokens, a number that no model uses for anything else: where it occurs
+  in an operator's arguments, it is the number of tokens. A multiple of it is not understood.
+- A recording that cannot be made (control flow by value, as in mixtures of experts), is not
+  understood, or differs in the trial is not used, and the model itself runs.
+- Where decode steps cannot be a single call (`program`), or differ in the trial, they run as
+  recorded.
+- Trials exchange sums where several ranks compute the model, so all of them make the same ones, and
+  agree on what is used.
+- The weights are the module's own, and fused weights remain views of them, until the trial is over
+  and large matrices are packed (`pack`). After that the module itself cannot run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from slipstream_core.attention.cpu_backend import CpuContext
+from slipstream_core.attention.interface import AttentionContext, AttentionParams
+from slipstream_core.forward.fuse import attend_by_context, by_number_of_tokens, join
+from slipstream_core.forward.pack import pack
+from slipstream_core.forward.program import DecodeGraph, decode_graph, trial_context
+from slipstream_core.forward.recorder import record
+from slipstream_core.kernels.cpu.kernels import Kernels
+from slipstream_core.sharding.collectives import ExchangeFailed
+from slipstream_core.sharding.exchange import ExchangeTimeoutError
+
+logger = logging.getLogger(__name__)
+
+# ids [1, T], positions [1, T], indices of the tokens whose logits are wanted [S], context
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionContext], torch.Tensor]
+
+_CPU = torch.device("cpu")
+TOKENS = 8191  # prime
+KEPT = 7919  # prime too; a small one is soon a model's own, as the last of 128 experts is 127
+TRIALS = (1, 3, 40)  # tokens
+_TOLERANCE = 1e-4  # relative to the largest logit: the order of sums differs
+_OF_ANOTHER = "another rank cannot"
+_OUT_OF_STEP = (MemoryError, ExchangeFailed, ExchangeTimeoutError)  # one rank is behind a sum
+
+# a marker for attention in a recording; missing from torch's annotations
+_library: Any = torch.library
+_LIBRARY = _library.Library("slipstream", "FRAGMENT")
+_LIBRARY.define(
+    "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int? window, "
+    "float? softcap, Tensor? sinks, bool is_latent) -> Tensor"
+)
+_LIBRARY.impl(
+    "attend",
+    lambda query, key, value, *_: query.new_empty(*query.shape[:2], value.shape[2]),
+    "CompositeExplicitAutograd",
+)
+
+
+class _AttentionMarker:
+    """An attention context that leaves a marker in the recording."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """Shapes as in AttentionContext.attend."""
+        marked: torch.Tensor = torch.ops.slipstream.attend(query, key, value, layer, *params)
+        return marked
+
+
+class OwnValue:
+    """An attention context for the trial: a token's own value, scaled by its query and key."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """Shapes as in AttentionContext.attend."""
+        group = query.shape[1] // key.shape[1]
+        scores = (query * key.repeat_interleave(group, dim=1)).sum(-1, keepdim=True) * params.scale
+        return value.repeat_interleave(group, dim=1) * scores.tanh()
+
+
+def eager(module: Any) -> Forward:
+    """The module itself as a Forward."""
+
+    def forward(
+        ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, context: AttentionContext
+    ) -> torch.Tensor:
+        logits: torch.Tensor = module(
+            input_ids=ids,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=keep,
+            paged=context,
+        ).logits
+        return logits
+
+    return forward
+
+
+def trace(
+    module: Any, kernels: Kernels, vocab_size: int, agree: Callable[[bool], bool] = bool
+) -> Forward | None:
+    """The module's forward, recorded and fused; None if the module has to run itself.
+
+    agree: whether all ranks say so.
+    """
+    started = time.monotonic()
+    plain = eager(module)
+    traced, failed = None, None
+    try:
+        graph = record_forward(module)
+        by_number_of_tokens(graph, tokens=TOKENS, kept=KEPT)
+        attend_by_context(graph)
+        join(graph, kernels)
+        traced = compile_graph(graph)
+    except Exception as error:
+        failed = error
+    if agree(traced is not None) and traced is not None:
+        with torch.inference_mode():
+            failed = _trials(plain, traced, vocab_size, agree)
+    else:
+        failed = failed or ValueError(_OF_ANOTHER)
+    if failed is not None or traced is None:
+        said = _first_line(failed)
+        logger.info("the forward pass cannot be traced and runs as it is: %s", said)
+        return None
+    traced = _with_packed(graph, traced, kernels, vocab_size, agree)
+    logger.debug("traced the forward pass in %.1f s", time.monotonic() - started)
+    return traced
+
+
+def _first_line(error: Exception | None) -> str:
+    return str(error).partition("\n")[0][:200]
+
+
+def _with_packed(
+    graph: torch.fx.GraphModule,
+    traced: Forward,
+    kernels: Kernels,
+    vocab_size: int,
+    agree: Callable[[bool], bool],
+) -> Forward:
+    """The recording with packed matrices, and with decode steps as one call if possible.
+
+    Packing empties the module's weights, so the module cannot run any more: from here on a failure
+    raises or leaves the recording in use.
+    """
+    with torch.inference_mode():
+        if pack(graph, kernels):
+            traced = compile_graph(graph)
+        decode, failed = None, None
+        try:
+            decode = decode_graph(graph, kernels)
+        except Exception as error:
+            failed = error
+        if agree(decode is not None) and decode is not None:
+            try:
+                return _with_decodes(traced, decode, kernels, vocab_size, agree)
+            except _OUT_OF_STEP:
+                raise
+            except Exception as error:
+                failed = error
+        elif failed is None and decode is not None:
+            failed = ValueError(_OF_ANOTHER)
+        if failed is not None:
+            said = _first_line(failed)
+            logger.warning("decode steps run as traced, not as one call: %s", said)
+    return traced
+
+
+def record_forward(module: torch.nn.Module, device: torch.device = _CPU) -> torch.fx.GraphModule:
+    """The operators of a forward of TOKENS tokens, of which KEPT have logits, for `device`."""
+    recorder = _AttentionMarker()
+    return record(
+        module,
+        lambda call, ids, positions, keep: eager(call)(ids, positions, keep, recorder),
+        {
+            "ids": torch.zeros(1, TOKENS, dtype=torch.int64),
+            "positions": torch.zeros(1, TOKENS, dtype=torch.int64),
+            "keep": torch.zeros(KEPT, dtype=torch.int64),
+        },
+        device,
+    )
+
+
+def compile_graph(graph: torch.fx.GraphModule) -> Forward:
+    """The graph as a Forward."""
+    graph.graph.lint()
+    graph.recompile()
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":  # module attribute lookup is slow
+            graph.__dict__[node.target] = getattr(graph, node.target)
+    forward: Forward = graph.forward
+    return forward
+
+
+def _with_decodes(
+    traced: Forward,
+    decode: DecodeGraph,
+    kernels: Kernels,
+    vocab_size: int,
+    agree: Callable[[bool], bool] = bool,
+) -> Forward:
+    """A Forward that uses `decode` for steps of decode rows only, and `traced` for others.
+
+    Raises why there is none.
+    """
+    failed: Exception | None = None
+    try:
+        of_decodes = compile_graph(decode.module)
+        contexts = [trial_context(decode, kernels, num_tokens) for num_tokens in TRIALS]
+    except Exception as error:
+        failed = error
+    if not agree(failed is None):
+        raise failed or ValueError(_OF_ANOTHER)
+    failed = _trials(traced, of_decodes, vocab_size, agree, contexts)
+    if failed is not None:
+        raise failed
+
+    def forward(
+        ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, context: AttentionContext
+    ) -> torch.Tensor:
+        is_short = isinstance(context, CpuContext) and context.decodes_only
+        return (of_decodes if is_short else traced)(ids, positions, keep, context)
+
+    return forward
+
+
+def _trials(
+    plain: Forward,
+    traced: Forward,
+    vocab_size: int,
+    agree: Callable[[bool], bool],
+    contexts: Sequence[AttentionContext] = (OwnValue(),) * len(TRIALS),
+) -> Exception | None:
+    """Why `traced` is not used: it fails, or the two differ, here or on another rank; else None.
+
+    Raises what leaves ranks at different sums (`_OUT_OF_STEP`).
+    """
+    failed: Exception | None = None
+    for num_tokens, context in zip(TRIALS, contexts, strict=True):
+        try:  # all trials, as the other ranks do
+            _try(plain, traced, num_tokens, vocab_size, context)
+        except _OUT_OF_STEP:
+            raise
+        except Exception as error:
+            failed = failed or error
+    return None if agree(failed is None) else failed or ValueError(_OF_ANOTHER)
+
+
+def _try(
+    plain: Forward,
+    traced: Forward,
+    num_tokens: int,
+    vocab_size: int,
+    context: AttentionContext,
+) -> None:
+    """Raise ValueError if the two forwards differ."""
+    ids = (torch.arange(num_tokens) * 7919 + 1)[None] % vocab_size
+    positions = torch.arange(num_tokens)[None] + 2
+    keep = torch.arange(0, num_tokens, 2)
+    expected, given = (forward(ids, positions, keep, context) for forward in (plain, traced))
+    if expected.shape != given.shape or expected.dtype != given.dtype:
+        raise ValueError(f"logits of {num_tokens} tokens have another shape")
+    if not (expected - given).abs().max() <= _TOLERANCE * expected.abs().max():
+        raise ValueError(f"logits of {num_tokens} tokens differ")

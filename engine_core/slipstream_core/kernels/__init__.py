@@ -1,0 +1,1 @@
+"""What devices compute: kernels by kind of device."""

@@ -1,0 +1,1 @@
+"""Kernels in Triton for cards, and how they are launched."""

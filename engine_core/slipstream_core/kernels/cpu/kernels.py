@@ -1,0 +1,239 @@
+"""The compiled kernels as functions of tensors.
+
+- Tensors are float32 on the CPU; a last dimension with a stride other than 1 is made dense first.
+- Small kernels keep the GIL, as releasing it costs more than they take. Attention, and any call
+  large enough for a team, releases it.
+- The kernels run in their own team of threads (team.c), of the size that the calling thread has set
+  with `set_threads`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from typing import Any
+
+import torch
+
+from slipstream_core.kernels.cpu.c_library import library
+
+logger = logging.getLogger(__name__)
+
+_Pointer, _Int, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+_LINE = 16  # floats
+_LARGE = 1 << 18  # multiplications, about 20 µs
+_CHUNK = 1 << 14  # elements of a row-wise operation; ROW_CHUNK in kernels.h
+
+
+class Decode(ctypes.Structure):
+    """Decode of kernels.c, which documents the fields."""
+
+    _fields_ = (
+        ("key", _Pointer),
+        ("value", _Pointer),
+        ("key_token", _Int),
+        ("key_head", _Int),
+        ("value_token", _Int),
+        ("value_head", _Int),
+        ("slots", _Pointer),
+        ("tokens", _Int),
+        ("query", _Pointer),
+        ("query_row", _Int),
+        ("query_head", _Int),
+        ("keys", _Pointer),
+        ("values", _Pointer),
+        ("tables", _Pointer),
+        ("widest", _Int),
+        ("table_rows", _Pointer),
+        ("lens", _Pointer),
+        ("output", _Pointer),
+        ("sinks", _Pointer),
+        ("rows", _Int),
+        ("heads", _Int),
+        ("kv_heads", _Int),
+        ("key_dim", _Int),
+        ("value_dim", _Int),
+        ("block_size", _Int),
+        ("window", _Int),
+        ("scale", _Float),
+        ("softcap", _Float),
+    )
+
+
+class PackedProduct(ctypes.Structure):
+    """Product of products.c."""
+
+    _fields_ = (
+        ("x", _Pointer),
+        ("x_row", _Int),
+        ("packed", _Pointer),
+        ("bias", _Pointer),
+        ("more", _Pointer),
+        ("more_row", _Int),
+        ("y", _Pointer),
+        ("y_row", _Int),
+        ("rows", _Int),
+        ("n", _Int),
+        ("k", _Int),
+    )
+
+
+class Kernels:
+    """The library's functions. `attend` takes a Decode's address, `run` an _OperationRun's."""
+
+    def __init__(self, path: str) -> None:
+        holding, releasing = ctypes.PyDLL(path), ctypes.CDLL(path)
+        self.attend = releasing.slipstream_attend
+        self.attend.argtypes, self.attend.restype = (_Pointer,), None
+        self.run = releasing.slipstream_run
+        self.run.argtypes, self.run.restype = (_Pointer,), ctypes.c_int
+        self._set_threads = holding.slipstream_set_threads
+        self._set_threads.argtypes, self._set_threads.restype = (_Int,), None
+        self._present = holding.slipstream_present
+        self._present.argtypes, self._present.restype = (), _Int
+        self._rms_norm = _both(
+            holding.slipstream_rms_norm,
+            releasing.slipstream_rms_norm,
+            (_Pointer, _Int, _Pointer, _Pointer, _Int, _Int, _Float),
+        )
+        self._silu_mul = _both(
+            holding.slipstream_silu_mul,
+            releasing.slipstream_silu_mul,
+            (_Pointer, _Int, _Pointer, _Int, _Pointer, _Int, _Int),
+        )
+        self._rotate = _both(
+            holding.slipstream_rotate,
+            releasing.slipstream_rotate,
+            (_Pointer, _Int, _Int, _Pointer, _Pointer, _Pointer, _Int, _Int, _Int),
+        )
+        self._product = _both(
+            holding.slipstream_product_alone, releasing.slipstream_product, (_Pointer,)
+        )
+        self._pack = releasing.slipstream_pack
+        self._pack.argtypes = (_Pointer, _Int, _Int, _Int, _Int, _Pointer)
+        self._pack.restype = None
+        holding.slipstream_panel.argtypes, holding.slipstream_panel.restype = (), _Int
+        self._panel: int = holding.slipstream_panel()
+
+    def set_threads(self, count: int) -> None:
+        """Set the number of threads for calls from this thread, itself included; 1 by default."""
+        self._set_threads(count)
+
+    def present(self) -> int:
+        """The number of those threads that have not withdrawn to leave cores to other processes."""
+        count: int = self._present()
+        return count
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """weight * x / sqrt(mean(x²) + epsilon) over the last dimension; weight is dense."""
+        x = dense(x)
+        output = torch.empty_like(x)
+        dim = x.shape[-1]
+        self._rms_norm[x.numel() > _CHUNK](
+            x.data_ptr(),
+            dim,
+            weight.data_ptr(),
+            output.data_ptr(),
+            x.numel() // dim,
+            dim,
+            epsilon,
+        )
+        return output
+
+    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up, both [1, rows, dim] with any row stride."""
+        gate, up = dense_rows(gate), dense_rows(up)
+        _, rows, dim = gate.shape
+        output = gate.new_empty(1, rows, dim)
+        self._silu_mul[gate.numel() > _CHUNK](
+            gate.data_ptr(),
+            gate.stride(1),
+            up.data_ptr(),
+            up.stride(1),
+            output.data_ptr(),
+            rows,
+            dim,
+        )
+        return output
+
+    def rotate(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+        """x * cos + rotate_half(x) * sin; x [T, heads, dim], cos and sin [..., T, dim]."""
+        x, cosines, sines = dense_rows(x), dense(cosines), dense(sines)
+        tokens, heads, dim = x.shape
+        output = x.new_empty(tokens, heads, dim)
+        self._rotate[x.numel() > _CHUNK](
+            x.data_ptr(),
+            x.stride(0),
+            x.stride(1),
+            cosines.data_ptr(),
+            sines.data_ptr(),
+            output.data_ptr(),
+            tokens,
+            heads,
+            dim,
+        )
+        return output
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """A copy of weight [n, k] in the opaque layout that `product` takes."""
+        num_outputs, num_inputs = weight.shape
+        size = -(-num_outputs // self._panel) * self._panel * num_inputs
+        room = weight.new_empty(size + _LINE)  # aligned to cache lines
+        packed = room[-room.data_ptr() % (4 * _LINE) // 4 :][:size]
+        self._pack(weight.data_ptr(), *weight.stride(), num_outputs, num_inputs, packed.data_ptr())
+        return packed
+
+    def product(
+        self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int
+    ) -> torch.Tensor:
+        """x [1, rows, k] times the transposed packed weight, plus bias [n]: [1, rows, n].
+
+        A row's result does not depend on the other rows.
+        """
+        x = dense_rows(x)
+        _, rows, num_inputs = x.shape
+        y = x.new_empty(1, rows, num_outputs)
+        call = PackedProduct(
+            x=x.data_ptr(),
+            x_row=x.stride(1),
+            packed=packed.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            y=y.data_ptr(),
+            y_row=num_outputs,
+            rows=rows,
+            n=num_outputs,
+            k=num_inputs,
+        )
+        is_large = rows * num_outputs * num_inputs > _LARGE
+        self._product[is_large](ctypes.addressof(call))
+        return y
+
+
+def _both(holding: Any, releasing: Any, argtypes: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Declare a function that keeps the GIL and its twin that releases it."""
+    for function in (holding, releasing):
+        function.argtypes, function.restype = argtypes, None
+    return holding, releasing
+
+
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, copied if it is not contiguous."""
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, copied if the stride of its last dimension is not 1."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+@functools.cache
+def kernels() -> Kernels | None:
+    """The kernels of this machine, or None if they cannot be compiled or loaded."""
+    path = library()
+    try:
+        return None if path is None else Kernels(str(path))
+    except (OSError, AttributeError) as error:
+        logger.warning("the C kernels are not available, using torch instead: %s", error)
+        return None

@@ -1,0 +1,656 @@
+"""Loads a folder or a hub id as a model that is ready to run, or raises an error that says why not.
+
+- Problems are found here, not in the first step. Models that transformers would run but that would
+  compute something else (attention that bypasses our function, weights missing from the checkpoint,
+  rope frequencies that depend on the rest of the batch) are refused.
+- Every failure is a ModelLoadError that names what was given and what would work instead.
+- No code from the model's folder is run without `trust_remote_code`.
+- Nothing is written to stdout. Transformers' logging is quiet while a model loads and restored
+  afterwards; its progress bars are shown only if stderr is a terminal.
+- There is one copy of the weights. The model is first built on the meta device, where it takes no
+  memory, and the checkpoint is mapped, not read.
+  - On a CPU, in the checkpoint's own dtype, the parameters are the mapping itself, so the file must
+    not be rewritten in place while it is served (a new file under the old name does no harm).
+  - In another dtype each tensor is converted out of the mapping, whose clean pages the kernel
+    reclaims when it needs them.
+  - On another device the parameters move one by one from the mapping, or, where `accelerate` is
+    installed, as they are read (transformers loads directly to a device only with it).
+  - Experts are merged a layer at a time.
+  - Of several ranks each takes its slices from the mapping (`sharding`): those of rows are parts of
+    it, those of columns copies.
+  - The runner may later change the layout of some weights, one by one (`forward/fuse.py`,
+    `forward/fuse_card.py`, `forward/pack.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+from transformers.utils import logging as transformers_logging
+from transformers.utils.import_utils import is_accelerate_available
+
+from slipstream_core.attention.geometry import (
+    LayerGeometry,
+    read_attending_layers,
+    read_geometry,
+)
+from slipstream_core.attention.interface import ATTENTION_NAME, number_layers, register
+from slipstream_core.attention.latent_attention import cache_latents
+from slipstream_core.load_error import ModelLoadError, NoRoomError, brief
+from slipstream_core.model.attention_check import check_independence
+from slipstream_core.model.checkpoint_files import read_headers
+from slipstream_core.model.config_overrides import overridden
+from slipstream_core.model.host_memory import read_host_memory, refuse_weights, unmapped_bytes
+from slipstream_core.model.hub import Source, incomplete, local_folder, locate
+from slipstream_core.model.leftover_tensors import refuse_leftovers
+from slipstream_core.model.quantization import dequantise, refuse_misread, widen
+from slipstream_core.model.random_weights import is_random, random_config, random_module
+from slipstream_core.model.rope import carried_len, freeze_frequencies
+from slipstream_core.model.sliced_head import slice_head
+from slipstream_core.model.text_tower import (
+    TowerFinder,
+    attention_of,
+    auto_class,
+    has_class,
+    is_within,
+    remove_towers,
+)
+from slipstream_core.model.unsupported import (
+    class_name,
+    leave_out_counted_scales,
+    needs_values,
+    refusal,
+    refuse_chunks,
+    refuse_kind,
+    refuse_larger,
+    refuse_longrope,
+    refuse_states,
+    refuse_unseen_windows,
+    ropes,
+    unknown_kinds,
+)
+from slipstream_core.sharding.plain_modules import UnknownStyleError, as_plain_modules
+from slipstream_core.sharding.rank import Rank
+from slipstream_core.sharding.sharding_plan import ShardingPlan, plan_for
+from slipstream_core.states.continuation_check import check_continuation
+from slipstream_core.states.mixers import Mixer, install_mixers, read_states
+from slipstream_core.states.state_cache import MixerStates, concerns_states
+from slipstream_ipc.damaged_file import DamagedFileError
+from slipstream_ipc.messages import SamplingDefaults
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+
+logger = logging.getLogger(__name__)
+
+# missing from transformers' annotations
+_transformers_logging: Any = transformers_logging
+
+_MUCH = 1.2  # times an even share
+_HTTP_CLIENTS = ("httpx", "httpx2")  # logger names
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device, and its properties; of several ranks, this one's slice of it."""
+
+    name: str
+    module: PreTrainedModel
+    geometry: tuple[LayerGeometry, ...]
+    vocab_size: int
+    max_model_len: int  # tokens, prompt and output together
+    eos_token_ids: tuple[int, ...]
+    default_sampling: SamplingDefaults
+    dtype: torch.dtype
+    device: torch.device
+    kept_bytes: int = 0  # of weights on a CPU that are not the checkpoint's mapping
+    rank: Rank | None = None  # among several
+    head_is_sliced: bool = False  # its logits are this rank's slice of the vocabulary
+    states: tuple[MixerStates, ...] = ()  # of a row, in each mixer
+    is_stepped: bool = False  # some mixer computes chunks that continue a row token by token
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of one row."""
+        return sum(each.num_bytes for each in self.states)
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    max_model_len: int | None = None,
+    trust_remote_code: bool = False,
+    hf_overrides: Mapping[str, Any] | None = None,
+    generation_config: str = "auto",
+    override_generation_config: Mapping[str, float] | None = None,
+    rank: Rank | None = None,
+) -> LoadedModel:
+    """Load a local folder or a hub id, or make a model of random weights (`random:NAME`).
+
+    `dtype` auto is the checkpoint's own; on a CPU it is float32, unless the checkpoint is bfloat16
+    and the CPU multiplies bfloat16 natively (AMX). `max_model_len` may lower the model's limit, or
+    raise it as far as the model's rope scaling carries. `hf_overrides` replaces parts of its
+    configuration. `generation_config` is a folder whose sampling defaults count, auto for the
+    model's own, or vllm for none; `override_generation_config` replaces some of them.
+    `trust_remote_code` allows code from the model's folder to run, with the rights of this process.
+    With a `rank`, its slice is loaded; all ranks have to call this, in a process group. Raises
+    ModelLoadError.
+    """
+    started = time.monotonic()
+    target = _device(name, device, rank)
+    register()
+    with _quiet():
+        try:
+            source = Source(name, True) if is_random(name) else locate(name)
+            config = random_config(name) if is_random(name) else None
+        except ValueError as error:
+            raise ModelLoadError(name, str(error)) from error
+        if config is None:
+            config = _config(name, source, trust_remote_code, hf_overrides or {})
+        is_quantised = False
+        if not is_random(name):
+            is_quantised = dequantise(name, config, source, is_sliced=rank is not None)
+        torch_dtype = _dtype(dtype, target, config)
+        text = config.get_text_config()
+        refuse_kind(name, config, text)
+        layers, shell, towers, has_states = _geometry(name, config, text, trust_remote_code)
+        geometry = tuple(layers.values())
+        if has_states:
+            refuse_states(name, config, target, rank)
+        if towers:
+            _tell_towers(name, config, towers, rank)
+        num_parameters = sum(parameter.numel() for parameter in shell.parameters())
+        plan = None if rank is None else _sharding_plan(name, shell, geometry, rank)
+        share = 1 if rank is None else rank.size
+        limit = _max_model_len(name, text, max_model_len)
+        refuse_longrope(name, config, text, limit)
+        refuse_chunks(name, config, text, limit)
+        leave_out_counted_scales(name, config, text, limit)
+        refuse_unseen_windows(name, config, text, layers, limit)
+        logger.info("loading %s in %s", name, str(torch_dtype).removeprefix("torch."))
+        if target.type == "cuda":
+            refuse_larger(name, num_parameters * torch_dtype.itemsize // share, target)
+        kept = 0
+        if target.type == "cpu":
+            kept = num_parameters * torch_dtype.itemsize
+            # a rank's slice may be a copy, and each rank finds its memory free
+            if not is_quantised and rank is None:
+                kept = _kept_bytes(name, source, config, torch_dtype, num_parameters)
+            refuse_weights(name, kept, read_host_memory())
+        if is_random(name):
+            module = random_module(config, torch_dtype, target, attn_implementation=ATTENTION_NAME)
+        else:
+            module = _weights(
+                name,
+                source,
+                config,
+                torch_dtype,
+                target,
+                trust_remote_code,
+                plan,
+                rank,
+                is_quantised=is_quantised,
+                towers=towers,
+            )
+            remove_towers(module, towers)
+            if is_quantised:
+                widen(module, torch_dtype)
+        try:
+            module = module.to(target).eval()  # type: ignore[arg-type]
+        except torch.OutOfMemoryError as error:
+            raise _no_room(name, error) from error
+        freeze_frequencies(module)
+        cache_latents(module)
+        if rank is not None:
+            kept = sum(parameter.nbytes for parameter in module.parameters())
+            whole, uncut = num_parameters * torch_dtype.itemsize, geometry
+            geometry = read_geometry(module, len(uncut), text.vocab_size, module.device)
+            _tell_shares(name, rank, kept / whole, uncut, geometry)
+        states: tuple[MixerStates, ...] = ()
+        is_stepped = False
+        try:
+            if has_states:
+                number_layers(module, tuple(layers))
+                mixers = install_mixers(module)
+                states = tuple(read_states(module, mixers, module.device))
+                check_continuation(name, mixers)
+                is_stepped = any(mixer.is_stepped for mixer in mixers)
+            check_independence(module, vocab_size=text.vocab_size, max_model_len=limit)
+        except Exception as error:
+            raise refusal(name, config, f"cannot be served ({brief(error)})") from error
+        head_is_sliced = rank is not None and slice_head(module, text.vocab_size, rank)
+        default_sampling = _default_sampling(
+            name, module, generation_config, override_generation_config or {}
+        )
+    logger.info(
+        "loaded %s: %.2f GiB in %.1f s",
+        name,
+        sum(p.nbytes for p in module.parameters()) / 2**30,
+        time.monotonic() - started,
+    )
+    return LoadedModel(
+        name=name,
+        module=module,
+        geometry=geometry,
+        vocab_size=text.vocab_size,
+        max_model_len=limit,
+        eos_token_ids=_eos_token_ids(name, module, config, text),
+        default_sampling=default_sampling,
+        dtype=torch_dtype,
+        device=target,
+        kept_bytes=kept,
+        rank=rank,
+        head_is_sliced=head_is_sliced,
+        states=states,
+        is_stepped=is_stepped,
+    )
+
+
+def _sharding_plan(
+    name: str, shell: PreTrainedModel, geometry: tuple[LayerGeometry, ...], rank: Rank
+) -> ShardingPlan:
+    if not is_accelerate_available():
+        raise ModelLoadError(
+            name,
+            "transformers loads models in slices with accelerate alone, which is not installed; "
+            "install slipstream[tp]",
+        )
+    if is_random(name):
+        raise ModelLoadError(
+            name, "random weights are not made in slices; set tensor_parallel_size to 1"
+        )
+    return plan_for(name, shell, geometry, rank)
+
+
+def _tell_shares(
+    name: str,
+    rank: Rank,
+    weights: float,
+    whole: tuple[LayerGeometry, ...],
+    own: tuple[LayerGeometry, ...],
+) -> None:
+    """Log what share of the whole model this rank holds: of its weights, and of its cache."""
+    if not rank.leads:
+        return
+    of_cache, all_cache = (
+        sum(layer.bytes_per_token(torch.float32) for layer in layers) for layers in (own, whole)
+    )
+    cache = of_cache / all_cache
+    said = "each of %d ranks holds %.2f of the weights of %s and %.2f of its cache"
+    logger.info(said, rank.size, weights, name, cache)
+    # latents are whole on every rank, as each of its heads needs all of them
+    is_even = all(layer.is_latent for layer in own) or cache <= _MUCH / rank.size
+    if weights > _MUCH / rank.size or not is_even:
+        logger.warning(
+            "%s is divided in part only: transformers' plan for it leaves the rest to every rank, "
+            "which costs memory and time",
+            name,
+        )
+
+
+def _kept_bytes(
+    name: str, source: Source, config: PreTrainedConfig, dtype: torch.dtype, num_parameters: int
+) -> int:
+    """Bytes of the weights that will be this process's memory and not a file mapping."""
+    converted = None
+    if not is_random(name):
+        converted = unmapped_bytes(Path(source.path), dtype)
+        if converted is None and config.dtype == dtype:
+            return 0
+    # a checkpoint may hold tied weights twice
+    everything = num_parameters * dtype.itemsize
+    return everything if converted is None else min(converted, everything)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    verbosity = _transformers_logging.get_verbosity()
+    had_bars = _transformers_logging.is_progress_bar_enabled()
+    # The hub's logger has its own handlers and propagates to ours, so lines would appear twice; its
+    # HTTP client logs every request.
+    hub, clients = logging.getLogger("huggingface_hub"), list(map(logging.getLogger, _HTTP_CLIENTS))
+    handlers, levels = hub.handlers[:], [client.level for client in clients]
+    _transformers_logging.set_verbosity_error()
+    _show_bars(sys.stderr.isatty())
+    hub.handlers.clear()
+    for client in clients:
+        client.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        _transformers_logging.set_verbosity(verbosity)
+        _show_bars(had_bars)
+        hub.handlers[:] = handlers
+        for client, level in zip(clients, levels, strict=True):
+            client.setLevel(level)
+
+
+def _show_bars(shown: bool) -> None:
+    logs = _transformers_logging
+    (logs.enable_progress_bar if shown else logs.disable_progress_bar)()
+
+
+def _device(name: str, device: Device, rank: Rank | None) -> torch.device:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ModelLoadError(
+            name, "device is 'cuda', but torch finds no CUDA device; set device to 'cpu'"
+        )
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and rank is not None:
+        return torch.device(device, rank.local_index)
+    return torch.device(device)
+
+
+def _dtype(dtype: DType, device: torch.device, config: PreTrainedConfig) -> torch.dtype:
+    if dtype != "auto":
+        return {
+            "float32": torch.float32,
+            "bfloat16": torch.bfloat16,
+            "float16": torch.float16,
+        }[dtype]
+    own = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    if device.type != "cpu" or (own == torch.bfloat16 and _multiplies_bfloat16()):
+        return own
+    return torch.float32
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether this CPU has tile units for bfloat16, which make it faster than float32."""
+    # no public name in torch; if this one disappears, float32 is used, which is only slower
+    supported = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    return bool(supported())
+
+
+def _config(
+    name: str, source: Source, trust_remote_code: bool, overrides: Mapping[str, Any]
+) -> PreTrainedConfig:
+    files = {"local_files_only": source.local_only, "revision": source.revision}
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            source.path, trust_remote_code=trust_remote_code, **files
+        )
+        if overrides:
+            given, _ = PreTrainedConfig.get_config_dict(source.path, **files)
+            config = type(config).from_dict(overridden(given, overrides))
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise ModelLoadError(
+                name,
+                "it comes with its own code, which is not run; set trust_remote_code if you have "
+                "read that code and trust it",
+            ) from error
+        raise ModelLoadError(
+            name,
+            "its configuration could not be read; give a model's folder or a hub id, of an "
+            f"architecture that transformers supports ({brief(error)}){incomplete(source)}",
+        ) from error
+    # With a padding id GPT-2 searches every batch for padding, which synchronises the device. A few
+    # configurations take none but an integer.
+    with suppress(StrictDataclassFieldValidationError):
+        config.pad_token_id = None
+    try:
+        text = config.get_text_config()
+    except ValueError as error:
+        raise refusal(name, config, f"has no language model of its own ({brief(error)})") from error
+    for each in (config, text):
+        each.return_dict = True
+    return config
+
+
+def _max_model_len(name: str, text: PreTrainedConfig, asked: int | None) -> int:
+    own = getattr(text, "max_position_embeddings", None)
+    if not isinstance(own, int):
+        if asked is None:
+            raise ModelLoadError(name, "its configuration has no maximum length; set max_model_len")
+        return asked
+    most = max(own, carried_len(text, own))
+    if asked is not None and asked > most:
+        scaled = "" if most == own else f" ({own} times its rope scaling)"
+        raise ModelLoadError(
+            name, f"max_model_len is {asked}, allowed: at most the model's {most}{scaled}"
+        )
+    return own if asked is None else asked
+
+
+def _geometry(
+    name: str, config: PreTrainedConfig, text: PreTrainedConfig, trust_remote_code: bool
+) -> tuple[dict[int, LayerGeometry], PreTrainedModel, tuple[str, ...], bool]:
+    """The cache geometry of the layers that attend, the model on the meta device, the names of its
+    towers, which have been removed from it, and whether it carries states.
+    """
+    if not has_class(config):
+        raise refusal(
+            name, config, f"({config.model_type}) has no class in transformers that writes text"
+        )
+    not_replaceable = refusal(
+        name, config, "does not allow its attention to be replaced, which serving needs"
+    )
+    # Frequencies do not matter here, and longrope of some transformers versions reads positions,
+    # which have no values on the meta device.
+    plain = copy.deepcopy(config)
+    for rope in ropes(getattr(plain.get_text_config(), "rope_parameters", None)):
+        if rope["rope_type"] == "longrope":
+            rope["rope_type"] = "default"
+    try:
+        # bfloat16: on meta, experts take no other type
+        with torch.device("meta"), no_init_weights():
+            shell = (
+                auto_class(config)
+                .from_config(
+                    plain,
+                    dtype=torch.bfloat16,
+                    attn_implementation=attention_of(config),
+                    trust_remote_code=trust_remote_code,
+                )
+                .eval()
+            )
+            assert isinstance(shell, PreTrainedModel)
+    except Exception as error:
+        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
+            # such a model looks up attention in its own table
+            raise not_replaceable from error
+        if isinstance(error, ImportError):
+            missing = "a part of it needs a package that is not installed"
+            raise refusal(name, config, f"cannot be built: {missing} ({brief(error)})") from error
+        raise ModelLoadError(
+            name, f"transformers cannot build it as a causal language model ({brief(error)})"
+        ) from error
+    mixers: tuple[Mixer, ...] = ()
+    try:
+        mixers = install_mixers(shell)
+        if not shell._supports_attention_backend and not mixers:
+            raise not_replaceable
+        cache_latents(shell)
+        with TowerFinder(shell) as finder:
+            if mixers:
+                layers = read_attending_layers(shell, text.vocab_size)
+            else:
+                geometry = read_geometry(shell, text.num_hidden_layers, text.vocab_size)
+                layers = dict(enumerate(geometry))
+        towers = () if text is config else finder.towers()
+        if not layers:
+            raise ValueError("none of its layers attends")
+    except ModelLoadError:
+        raise
+    except Exception as error:
+        if needs_values(error):
+            problem = "needs the values of its tensors, which its trial does not have"
+        elif concerns_states(error):
+            version = transformers.__version__
+            problem = f"does not carry its states in a supported way, with transformers {version}"
+        elif not mixers and (kinds := unknown_kinds(text)):
+            problem = f"has layers of type {kinds}, which are not known"
+        else:
+            problem = "does not attend in a supported way"
+        raise refusal(name, config, f"{problem} ({brief(error)})") from error
+    if kinds := unknown_kinds(text, layers):
+        raise refusal(name, config, f"has layers of type {kinds}, whose attention is not known")
+    remove_towers(shell, towers)
+    return layers, shell, towers, bool(mixers)
+
+
+def _tell_towers(
+    name: str, config: PreTrainedConfig, towers: tuple[str, ...], rank: Rank | None
+) -> None:
+    """Log that a multimodal model is served as text. Raises ModelLoadError for a rank's slice."""
+    if rank is not None:
+        raise ModelLoadError(
+            name,
+            f"{class_name(config)} is served as text, and such models are not cut for several "
+            "devices; set tensor_parallel_size to 1",
+        )
+    logger.info("%s is served as text, without %s", name, ", ".join(towers))
+
+
+def _weights(
+    name: str,
+    source: Source,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    trust_remote_code: bool,
+    plan: ShardingPlan | None,
+    rank: Rank | None,
+    *,
+    is_quantised: bool,
+    towers: tuple[str, ...],
+) -> PreTrainedModel:
+    if source.local_only:
+        _check_files(name, source, config, is_quantised=is_quantised)
+    # transformers loads directly to a card only with accelerate
+    placed: dict[str, Any] = {}
+    if plan is not None and rank is not None:
+        # a card of their own for each of the ranks, by their numbers
+        placed["distributed_config"] = _distributed_config(plan, rank)
+    elif device.type == "cuda" and is_accelerate_available():
+        placed["device_map"] = {"": device}
+    try:
+        module, report = auto_class(config).from_pretrained(
+            source.path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention_of(config),
+            local_files_only=source.local_only,
+            revision=source.revision,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **placed,
+        )
+    except torch.OutOfMemoryError as error:
+        raise _no_room(name, error) from error
+    except Exception as error:
+        _check_files(name, source, config, is_quantised=is_quantised)
+        raise ModelLoadError(
+            name, f"its weights could not be loaded ({brief(error)}){incomplete(source)}"
+        ) from error
+    if not source.local_only:  # they have only now been fetched
+        _check_files(name, source, config, is_quantised=is_quantised)
+    # Missing weights would be left with random values.
+    missing = [each for each in report["missing_keys"] if not is_within(each, towers)]
+    if absent := sorted(missing) + sorted(map(str, report["mismatched_keys"])):
+        raise ModelLoadError(
+            name,
+            f"its checkpoint lacks {len(absent)} of the weights, or has them in another shape, "
+            f"{absent[0]} among them",
+        )
+    refuse_leftovers(name, report["unexpected_keys"], config, is_quantised=is_quantised)
+    assert isinstance(module, PreTrainedModel)
+    if plan is not None and rank is not None:
+        try:
+            as_plain_modules(module, plan, rank)
+        except UnknownStyleError as error:
+            raise ModelLoadError(
+                name,
+                f"{class_name(config)} is cut in a way that is not known here ({error}); "
+                "set tensor_parallel_size to 1",
+            ) from error
+    return module
+
+
+def _check_files(
+    name: str, source: Source, config: PreTrainedConfig, *, is_quantised: bool
+) -> None:
+    """Raise ModelLoadError for a damaged file, and for weights that would be misread."""
+    folder = local_folder(source)
+    if folder is None:
+        return
+    try:
+        headers = read_headers(folder)
+    except (DamagedFileError, OSError) as error:
+        raise ModelLoadError(name, f"{error}{incomplete(source)}") from error
+    if headers is not None:
+        refuse_misread(name, config, headers, is_quantised=is_quantised)
+
+
+def _distributed_config(plan: ShardingPlan, rank: Rank) -> Any:
+    # imports much, for this alone
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    return DistributedConfig(tp_size=rank.size, tp_plan=plan.for_transformers())
+
+
+def _no_room(name: str, error: torch.OutOfMemoryError) -> NoRoomError:
+    return NoRoomError(name, f"its weights do not fit into the card's memory ({brief(error)})")
+
+
+def _eos_token_ids(
+    name: str, module: PreTrainedModel, config: PreTrainedConfig, text: PreTrainedConfig
+) -> tuple[int, ...]:
+    """The end-of-text ids of the generation settings and of the configuration.
+
+    The tokenizer's are the worker's to add. Ids outside the vocabulary are left out: they are never
+    sampled and cannot be masked.
+    """
+    named: dict[int, None] = {}
+    for each in (module.generation_config, config, text):
+        ids = getattr(each, "eos_token_id", None)
+        some = ids if isinstance(ids, list | tuple) else (ids,)
+        named |= dict.fromkeys(token_id for token_id in some if token_id is not None)
+    given = tuple(named)
+    kept = tuple(token_id for token_id in given if 0 <= token_id < text.vocab_size)
+    if kept != given:
+        logger.warning(
+            "%s has the end-of-sequence ids %s, of which its vocabulary of %d tokens has %s; "
+            "the others are ignored",
+            name,
+            list(given),
+            text.vocab_size,
+            list(kept) or "none",
+        )
+    return kept
+
+
+def _default_sampling(
+    name: str, module: PreTrainedModel, where: str, overrides: Mapping[str, float]
+) -> SamplingDefaults:
+    """Sampling defaults from the generation settings; fields that are not set there are None."""
+    settings: Any = module.generation_config
+    if where == "vllm":
+        settings = None
+    elif where != "auto":
+        try:
+            settings = GenerationConfig.from_pretrained(where, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(
+                name, f"generation_config: {where} has no settings ({brief(error)})"
+            ) from error
+    given: dict[str, Any] = {
+        field: getattr(settings, field, None) for field in SamplingDefaults.__struct_fields__
+    }
+    return SamplingDefaults(**{**given, **overrides})

@@ -1,0 +1,102 @@
+"""Serves the language model of a multimodal checkpoint, as text.
+
+A multimodal configuration gets its own class of transformers, whose language part alone attends
+through our function. What is beside that part and does not run for text (towers for images and
+sound, projectors) is found by a trial forward, not by name, and removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from slipstream_core.attention.interface import ATTENTION_NAME
+
+_TEXT = "text_config"
+
+# missing from transformers' annotations
+_of_text: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+_of_several: Any = transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING
+_text_class: Any = AutoModelForCausalLM
+_several_class: Any = transformers.AutoModelForMultimodalLM
+
+
+def auto_class(config: PreTrainedConfig) -> Any:
+    """The class of transformers that builds a model which answers with text."""
+    if type(config) in _of_text or type(config) not in _of_several:
+        return _text_class
+    return _several_class
+
+
+def has_class(config: PreTrainedConfig) -> bool:
+    """Whether transformers has such a class; one from the model's own folder is not known."""
+    has_own_code = bool(getattr(config, "auto_map", None))
+    return type(config) in _of_text or type(config) in _of_several or has_own_code
+
+
+def attention_of(config: PreTrainedConfig) -> str | dict[str, str]:
+    """Attention through our function, in the language part alone."""
+    others = [name for name in config.sub_configs if name != _TEXT]
+    if not others or _TEXT not in config.sub_configs:
+        return ATTENTION_NAME
+    return {"": ATTENTION_NAME, _TEXT: ATTENTION_NAME} | dict.fromkeys(others, "eager")
+
+
+class TowerFinder:
+    """Finds what does not run while it is entered: the modules beside the language part."""
+
+    def __init__(self, module: PreTrainedModel) -> None:
+        self._module: Any = module
+        self._ran: set[torch.nn.Module] = set()
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> TowerFinder:
+        for each in self._module.modules():
+            self._hooks.append(each.register_forward_pre_hook(self._note))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _note(self, module: torch.nn.Module, _inputs: object) -> None:
+        self._ran.add(module)
+
+    def towers(self) -> tuple[str, ...]:
+        """Their names, as in `named_modules`. Parts of the language part are none: which of its
+        experts run depends on the values.
+        """
+        found: list[str] = []
+        self._search(self._module, "", found)
+        return tuple(found)
+
+    def _search(self, module: torch.nn.Module, name: str, found: list[str]) -> None:
+        decoder = self._module.get_decoder()
+        if module is decoder:
+            return
+        parents = {each for each in self._module.modules() if decoder in set(each.modules())}
+        for part, child in module.named_children():
+            path = f"{name}.{part}" if name else part
+            if child in parents:
+                self._search(child, path, found)
+            elif not self._ran.intersection(child.modules()):
+                found.append(path)
+
+
+def remove_towers(module: torch.nn.Module, towers: Iterable[str]) -> None:
+    """Remove modules by name; those that are not there are passed over."""
+    for name in towers:
+        parent, _, part = name.rpartition(".")
+        try:
+            module.get_submodule(parent)._modules[part] = None
+        except AttributeError:
+            continue
+
+
+def is_within(tensor: str, towers: Iterable[str]) -> bool:
+    """Whether a tensor is of one of the towers."""
+    return any(tensor.startswith(f"{each}.") for each in towers)

@@ -1,1 +1,0 @@
-"""Steps on a CUDA device: its threads, recorded graphs and copies to the host."""

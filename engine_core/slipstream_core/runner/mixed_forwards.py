@@ -1,0 +1,167 @@
+"""Forwards of steps with prefill tokens, recorded by number of tokens.
+
+An arrival would otherwise cost every row of its step what it takes to enqueue a forward operator by
+operator. One recording serves decode and prefill rows in any mixture: how many there are of each is
+on the device, and the tokens and rows that are missing are padding at the end (`MixedColumns`).
+
+- A step is padded to the next bucket. Larger steps, and those with more prefill rows than
+  MAX_PREFILLS, run eagerly: the time that a bucket's attention takes to find nothing to do grows
+  with them.
+- As many logits are computed as there may be rows; those behind the sampled ones are not used.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from slipstream_core.attention.fixed_shape import FixedShapeBackend, MixedColumns
+from slipstream_core.attention.kv_cache import LayerCache
+from slipstream_core.forward.trace import Forward
+from slipstream_core.runner.graph_capture import Work
+from slipstream_core.step.plan import StepPlan
+from slipstream_core.step.staging import Copies, Field, Layout, Staging
+
+BUCKETS = (16, 32, 64, 128, 256, *range(512, 2049, 256))  # tokens
+MAX_PREFILLS = 16
+
+
+def token_buckets(max_num_batched_tokens: int) -> tuple[int, ...]:
+    """The numbers of tokens to record, ascending: up to the first that holds the largest step."""
+    last = bisect.bisect_left(BUCKETS, max_num_batched_tokens)
+    return BUCKETS[: last + 1]
+
+
+def static_bytes(buckets: Sequence[int]) -> int:
+    """Bytes of the columns that recorded forwards read; others hold tables and logits."""
+    return max(buckets, default=0) * 9 * 8
+
+
+class MixedForwards:
+    """Recorded forwards of one runner, by bucket."""
+
+    def __init__(
+        self,
+        *,
+        forward: Forward,
+        backend: FixedShapeBackend,
+        layers: Sequence[LayerCache],
+        last_token: torch.Tensor,  # [max_num_seqs + 1]
+        logits: torch.Tensor,  # [max_rows, vocab], which a forward fills from the first on
+        copies: Copies,
+        buckets: Sequence[int],  # ascending
+        tables: torch.Tensor,  # [max_num_seqs + 1, width] int32
+        block_size: int,
+    ) -> None:
+        self._forward = forward
+        self._backend = backend
+        self._layers = layers
+        self._last_token = last_token
+        self._logits = logits
+        self._block_size = block_size
+        self._buckets = tuple(buckets)
+        self._forwards: dict[int, Work] = {}
+        device, most = logits.device, max(buckets)
+        self._layouts = {bucket: self._layout(bucket) for bucket in self._buckets}
+        self._tables = tables
+        self._staging = Staging(copies, device, self._layouts[most].size)
+
+    def takes(self, plan: StepPlan) -> bool:
+        """Whether `forward` can compute this plan."""
+        bucket = self._bucket_for(plan.num_tokens)
+        return (
+            bucket is not None
+            and plan.num_requests <= self._num_rows(bucket)
+            and 0 < plan.num_requests - plan.num_decodes <= MAX_PREFILLS
+            and plan.prompt is None
+        )
+
+    def forward(self, plan: StepPlan) -> torch.Tensor:
+        """Logits of the sampled rows of a plan that `takes` accepts, [S, vocab].
+
+        They are valid until the next call.
+        """
+        bucket = self._bucket_for(plan.num_tokens)
+        assert bucket is not None
+        num, tokens = plan.num_requests, plan.num_tokens
+        layout = self._layouts[bucket]
+        columns = layout.in_host(self._staging.open(layout.size))
+        for name in ("token_ids", "positions", "kv_slots"):
+            columns[name][:tokens] = getattr(plan, name)
+            columns[name][tokens:] = 0
+        columns["gather_slots"][:tokens] = plan.gather_slots
+        columns["gather_slots"][tokens:] = -1
+        columns["kv_lens"][:num] = plan.kv_lens
+        columns["kv_lens"][num:] = 0
+        columns["slots"][:num] = plan.slots
+        columns["slots"][num:] = len(self._last_token) - 1
+        starts = columns["query_starts"]
+        starts[0] = 0
+        np.cumsum(plan.query_lens, out=starts[1 : num + 1])
+        starts[num + 1 :] = bucket
+        columns["num_decodes"][0] = plan.num_decodes
+        kept = starts[1 : num + 1][plan.samples] - 1
+        columns["keep"][: len(kept)] = kept
+        columns["keep"][len(kept) :] = 0
+        self._staging.send(layout.size)
+        self._forwards[bucket]()
+        return self._logits[: len(kept)]
+
+    def work(self) -> list[tuple[int, str, Work, Callable[[Work], None]]]:
+        """The work to record: tokens, name, and what takes the replay. Clears what it reads."""
+        self._staging.device_buffer.zero_()
+        found: list[tuple[int, str, Work, Callable[[Work], None]]] = []
+        for bucket in reversed(self._buckets):
+            columns = self._layouts[bucket].in_device(self._staging.device_buffer)
+            work = partial(self._compute, bucket, columns)
+            keep = partial(self._forwards.__setitem__, bucket)
+            found.append((bucket, f"the forward of {bucket} tokens", work, keep))
+        return found
+
+    def _compute(self, bucket: int, columns: dict[str, torch.Tensor]) -> None:
+        rows = self._num_rows(bucket)
+        context = self._backend.mixed(
+            self._layers,
+            MixedColumns(
+                columns["kv_slots"],
+                columns["positions"],
+                columns["kv_lens"],
+                columns["query_starts"],
+                columns["num_decodes"],
+                columns["slots"],
+                self._tables,
+                self._block_size,
+                min(rows, MAX_PREFILLS) + 1,
+            ),
+        )
+        gather_slots = columns["gather_slots"]
+        from_last = self._last_token[gather_slots.clamp(min=0)]
+        ids = torch.where(gather_slots < 0, columns["token_ids"], from_last)
+        logits = self._forward(ids[None], columns["positions"][None], columns["keep"], context)[0]
+        self._logits[:rows].copy_(logits)
+
+    def _num_rows(self, bucket: int) -> int:
+        """The most rows of requests in a step of this bucket."""
+        return min(bucket, len(self._logits))
+
+    def _bucket_for(self, num_tokens: int) -> int | None:
+        """The smallest recorded bucket that holds them."""
+        return next((it for it in self._buckets if it >= num_tokens and it in self._forwards), None)
+
+    def _layout(self, bucket: int) -> Layout:
+        rows = self._num_rows(bucket)
+        names = ("token_ids", "gather_slots", "positions", "kv_slots")
+        return Layout(
+            [
+                *(Field(name, np.int64, bucket) for name in names),
+                Field("keep", np.int64, rows),
+                Field("slots", np.int64, rows + 1),
+                Field("kv_lens", np.int32, rows + 1),
+                Field("query_starts", np.int32, rows + 2),
+                Field("num_decodes", np.int32, 1),
+            ]
+        )

@@ -1,0 +1,364 @@
+"""The batched sampler: from logits [S, vocab] to one token per row and its log-probabilities.
+
+It implements temperature, top-k, top-p and min-p from the sampling columns of a step's plan. Every
+branch is taken from the plan's flags or from columns on the host, so the common paths never wait
+for the device, and no Python runs per row.
+
+- Order: log-probabilities of the raw logits; constraints, which `logits_processors` has applied
+  before; masked ids and grammar masks to -inf; temperature; top-k; top-p on what top-k leaves,
+  renormalised; min-p relative to the most likely token.
+- Temperature 0 is greedy, also in a batch with others.
+- Equal logits are ordered by id (`top_tokens`).
+- A row's token depends only on its own logits, parameters, seed and position. Every path draws
+  from noise stream 0 first, so a row without truncation gets the same token alone and in a batch
+  that takes the longer path for other rows.
+- Truncation looks at the NUM_CANDIDATES most likely tokens. A row whose kept set may reach further
+  is drawn by rejection: from the whole vocabulary, until the token lies in the kept set. That is
+  exact and sorts no row, except where top_p follows a top_k larger than NUM_CANDIDATES: the mass
+  that top_k leaves needs that row's top_k largest logits. On a card one kernel draws these rows
+  (`whole_vocab_sampling`) without waiting; without Triton the device is asked which rows they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from slipstream_core.sampling.noise import exponential, row_keys
+from slipstream_core.sampling.token_bitmask import apply_masks
+from slipstream_core.sampling.top_tokens import logprob_columns, most_likely
+from slipstream_core.sampling.truncation_limits import (
+    TruncationLimits,
+    log_total_by_slices,
+)
+from slipstream_core.sampling.whole_vocab_sampling import Draws
+from slipstream_core.step.plan import (
+    Bools,
+    Float32s,
+    Int32s,
+    Int64s,
+    ListedLogprobs,
+    StepPlan,
+)
+from slipstream_core.step.staging import to_device
+from slipstream_ipc.history.wide_logprobs import MAX_NARROW
+
+if TYPE_CHECKING:
+    from slipstream_core.sampling.whole_vocab_sampling import WholeVocabSampler
+
+NUM_CANDIDATES = 256
+
+# Elements per chunk of whole-vocabulary draws on a CPU: temporaries of 512 KiB stay in its cache,
+# which halves the time of a large batch.
+_CPU_CHUNK = 1 << 17
+
+# At this temperature the distribution is already a single token; dividing by less could overflow.
+_MIN_TEMPERATURE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class RawLogprobs:
+    """Log-probabilities of L rows, on the logits' device; column 0 is the sampled token."""
+
+    rows: Int64s  # [L] of the S sampled rows, on the host
+    values: torch.Tensor  # [L, 1 + max_logprobs] float32
+    ids: torch.Tensor  # [L, 1 + max_logprobs] int64
+    ranks: torch.Tensor  # [L] int64, 1 is the most likely
+
+
+def sample(
+    logits: torch.Tensor,
+    plan: StepPlan,
+    vocab: torch.Tensor,
+    *,
+    allowed: torch.Tensor | None = None,
+    masks: Int32s | None = None,
+    whole: WholeVocabSampler | None = None,
+    share: int | None = None,
+) -> tuple[torch.Tensor, RawLogprobs | None]:
+    """Sample one token for each of the plan's S sampled rows.
+
+    `logits` is float32 [S, vocab] and is not changed; `vocab` is arange(vocab) as int32 on the same
+    device. `allowed` is the logits with the plan's constraints applied, if it has some; `masks` is
+    as in `Runner.sample`, if the plan awaits them; `whole`, if given, replaces torch's operators
+    for draws from whole rows. `share`, if given, is the columns of a rank's slice: a row is sampled
+    as `slice_sampling` samples it. The tokens are int64 [S] on that device.
+    """
+    if allowed is None:
+        allowed = logits
+    if len(plan.masked_rows):
+        index = (_to(plan.masked_rows, logits), _to(plan.masked_ids, logits))
+        allowed = allowed.index_put(index, torch.full((), -torch.inf, device=logits.device))
+    if masks is not None:
+        allowed = apply_masks(allowed, plan.grammar_rows, masks)
+    if whole is not None and (plan.all_greedy or not plan.any_truncation):
+        token_ids = whole.choose(allowed, draws=_draws_of(plan, logits)).token_ids
+    else:
+        token_ids = argmax(allowed)
+        if not plan.all_greedy:
+            drawn = _draw_rows(allowed, plan, vocab, whole, share)
+            token_ids = torch.where(_to(plan.temperatures > 0, logits), drawn, token_ids)
+    if plan.max_logprobs < 0:
+        return token_ids, None
+    return token_ids, _raw_logprobs(logits, token_ids, plan)
+
+
+def _draws_of(plan: StepPlan, logits: torch.Tensor) -> Draws | None:
+    """How a card's kernels draw the plan's rows; None if all are greedy."""
+    if plan.all_greedy:
+        return None
+    return Draws(
+        _to(divisors(plan.temperatures), logits),
+        _to((plan.temperatures > 0).astype(np.int32), logits),
+        _to(row_keys(plan.seeds, plan.kv_lens[plan.samples]), logits),
+    )
+
+
+def argmax(values: torch.Tensor) -> torch.Tensor:
+    """int64 [rows]: the index of each row's largest value, the first of equal ones.
+
+    On a CPU numpy is used, whose loop is vectorised: 0.35 ms for [64, 32000], torch 2.7 ms.
+    """
+    if values.device.type == "cpu":
+        return torch.from_numpy(values.numpy().argmax(-1))
+    return values.argmax(-1)
+
+
+def _raw_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, plan: StepPlan) -> RawLogprobs:
+    rows = np.flatnonzero(plan.num_logprobs >= 0)
+    if plan.any_wide:
+        rows = rows[plan.num_logprobs[rows] < MAX_NARROW]
+    if len(rows) < len(logits):  # the passes over the vocabulary are only for rows that ask
+        index = _to(rows, logits)
+        logits, token_ids = logits[index], token_ids[index]
+    if plan.listed is not None:
+        return RawLogprobs(rows, *_listed_columns(logits, token_ids, plan, plan.listed, rows))
+    return RawLogprobs(rows, *logprob_columns(logits, token_ids, plan.max_logprobs))
+
+
+def _listed_columns(
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    plan: StepPlan,
+    listed: ListedLogprobs,
+    rows: Int64s,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `logprob_columns`, for the plan's `rows`, some of which list ids."""
+    own = token_ids[:, None]
+    ranks = (logits > logits.gather(1, own)).sum(-1) + 1
+    ids = torch.zeros(
+        len(logits), max(plan.max_logprobs, 0), dtype=torch.int64, device=logits.device
+    )
+    if listed.max_unlisted > 0:
+        ids[:, : listed.max_unlisted] = most_likely(logits, listed.max_unlisted)[1]
+    narrow = np.flatnonzero(plan.num_logprobs[listed.rows] < MAX_NARROW)
+    if len(narrow):
+        some = np.ascontiguousarray(listed.ids[narrow, : plan.max_logprobs])
+        at = _to(np.searchsorted(rows, listed.rows[narrow]), logits)
+        ids[at, : some.shape[1]] = _to(some, logits)
+    ids = torch.cat([own, ids], 1)
+    return logits.gather(1, ids) - logits.logsumexp(-1, keepdim=True), ids, ranks
+
+
+def _draw_rows(
+    logits: torch.Tensor,
+    plan: StepPlan,
+    vocab: torch.Tensor,
+    whole: WholeVocabSampler | None,
+    share: int | None,
+) -> torch.Tensor:
+    """Tokens of all rows as if none were greedy, int64 [S]."""
+    scaled = logits / _to(divisors(plan.temperatures), logits)[:, None]
+    positions = plan.kv_lens[plan.samples]  # the index of the sampled token
+    if not plan.any_truncation:
+        return draw(scaled, _to(row_keys(plan.seeds, positions), logits), vocab)
+    top_ks = effective_top_ks(plan, logits.shape[1])
+    limits = TruncationLimits(
+        scaled,
+        _to(top_ks, logits),
+        _to(plan.top_ps, logits),
+        _to(plan.min_ps, logits),
+        None if share is None else log_total_by_slices(scaled, share),
+    )
+    keys = _to(row_keys(plan.seeds, positions), logits)
+    token_ids, covered = draw_candidates(limits, keys, whole)
+    open_ended = may_reach_further(plan, top_ks, logits.shape[1])
+    if not open_ended.any():
+        return token_ids
+    masses, twice = limits.top_ps, limited_twice(plan, top_ks, logits.shape[1])
+    if len(twice):
+        masses = limits.masses(_to(twice, logits), int(top_ks[twice].max()))
+    if whole is not None:
+        wanted = _to(open_ended, logits) & ~covered
+        whole.further(limits, keys, wanted, token_ids, masses)
+    else:
+        # Only the device knows whether a kept set reached further, so this waits for it.
+        further = np.flatnonzero(open_ended & ~covered.cpu().numpy())
+        if len(further):
+            token_ids[_to(further, logits)] = draw_from_rows(
+                limits, masses, further, plan.seeds[further], positions[further], vocab
+            )
+    return token_ids
+
+
+def divisors(temperatures: Float32s) -> Float32s:
+    """The rows' divisors of logits, float32 [S]; 1 where a row is greedy."""
+    positive = np.where(temperatures > 0, temperatures, 1.0)
+    result: Float32s = np.maximum(positive, _MIN_TEMPERATURE).astype(np.float32)
+    return result
+
+
+def effective_top_ks(plan: StepPlan, vocab_size: int) -> Int32s:
+    """top_k of the sampled rows, [S]; 0 where it keeps the whole vocabulary."""
+    return np.where(plan.top_ks >= vocab_size, 0, plan.top_ks)
+
+
+def may_reach_further(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Bools:
+    """Whether a row's kept set may be larger than the candidates, bool [S]."""
+    if vocab_size <= NUM_CANDIDATES:
+        return np.zeros(len(top_ks), np.bool_)
+    bounded = (top_ks > 0) & (top_ks <= NUM_CANDIDATES)
+    result: Bools = ~bounded & (plan.temperatures > 0)
+    return result
+
+
+def limited_twice(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Int64s:
+    """Rows of `may_reach_further` that have both top_k and top_p, int64 [B].
+
+    Their top_p is a share of the mass that top_k leaves.
+    """
+    has_both = (top_ks > 0) & (plan.top_ps < 1)
+    return np.flatnonzero(has_both & may_reach_further(plan, top_ks, vocab_size))
+
+
+def draw_candidates(
+    limits: TruncationLimits, keys: torch.Tensor, whole: WholeVocabSampler | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw among the candidates; returns tokens int64 [S] and bool [S].
+
+    The second is whether the candidates contain a row's whole kept set; it is False for rows with
+    top_k, see `may_reach_further`. `keys` is int32 [2, S].
+    """
+    width = min(NUM_CANDIDATES, limits.scaled.shape[1])
+    likeliest = most_likely if whole is None else whole.most_likely
+    values, ids = likeliest(limits.scaled, width)
+    return draw_among(values, ids, limits, keys)
+
+
+def draw_among(
+    values: torch.Tensor, ids: torch.Tensor, limits: TruncationLimits, keys: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `draw_candidates`, which are given: scaled logits and ids [S, width], best first."""
+    width = values.shape[1]
+    probs = (values - limits.log_total).exp_()
+    bounded = (limits.top_ks > 0) & (limits.top_ks <= width)
+    ranks = torch.arange(width, device=values.device)
+    probs = torch.where(bounded & (ranks >= limits.top_ks), 0, probs)
+    kept_mass = torch.where(bounded, probs.sum(-1, keepdim=True), 1.0)
+    before = probs.cumsum(-1) - probs  # mass of the likelier tokens
+    keep = (
+        (probs > 0) & (before < limits.top_ps * kept_mass) & (probs >= limits.min_ps * probs[:, :1])
+    )
+    keep[:, 0] = True
+    noise = exponential(keys, ids.int()).log_()
+    choice = (values - noise).masked_fill_(~keep, -torch.inf).argmax(-1, keepdim=True)
+    last = probs[:, -1:]
+    covered = (limits.top_ks == 0) & (
+        (before[:, -1:] + last >= limits.top_ps) | (last < limits.min_ps * probs[:, :1])
+    )
+    return ids.gather(1, choice)[:, 0], covered[:, 0]
+
+
+def draw_from_rows(
+    limits: TruncationLimits,
+    masses: torch.Tensor,  # see TruncationLimits.masses
+    rows: Int64s,  # [F] among those of the limits
+    seeds: Int64s,  # [F]
+    positions: npt.NDArray[np.integer],  # [F]
+    vocab: torch.Tensor,
+) -> torch.Tensor:
+    """Exact tokens of rows whose kept set may exceed the candidates, int64 [F]."""
+    chunk = _rows_per_chunk(limits.scaled)
+    drawn = []
+    for start in range(0, len(rows), chunk):
+        some = slice(start, start + chunk)
+        index = _to(rows[some], limits.scaled)
+        drawn.append(
+            _draw_by_rejection(limits.of(index), masses[index], seeds[some], positions[some], vocab)
+        )
+    return torch.cat(drawn)
+
+
+def _draw_by_rejection(
+    limits: TruncationLimits,
+    masses: torch.Tensor,  # see TruncationLimits.masses
+    seeds: Int64s,
+    positions: npt.NDArray[np.integer],
+    vocab: torch.Tensor,
+) -> torch.Tensor:
+    """As `draw_from_rows`, of all rows at once.
+
+    Whether a token is kept depends on the likelier tokens only. So a rejected token shows that all
+    tokens no likelier than it lie outside too, and the next round leaves them out: the draw stays
+    exact, and the number of rounds grows with the logarithm of the vocabulary.
+    """
+    scaled = limits.scaled
+    probs = (scaled - limits.log_total).exp_()
+    least = scaled.amax(-1, keepdim=True) + limits.min_ps.log()
+    live = scaled.masked_fill(scaled < least, -torch.inf)
+    token_ids = torch.zeros(len(scaled), dtype=torch.int64, device=scaled.device)
+    rows = np.arange(len(scaled))
+    stream = 0
+    while len(rows):
+        index = _to(rows, scaled)
+        keys = _to(row_keys(seeds[rows], positions[rows], stream), scaled)
+        drawn = draw(live[index], keys, vocab)
+        token_ids[index] = drawn
+        threshold = scaled[index, drawn][:, None]
+        likelier = scaled[index] > threshold
+        mass = torch.where(likelier, probs[index], 0).sum(-1, keepdim=True)
+        top_ks = limits.top_ks[index]
+        kept = (mass < masses[index]) & ((top_ks == 0) | (likelier.sum(-1, keepdim=True) < top_ks))
+        # the most likely token is always kept, despite rounding, so the loop ends
+        kept |= ~likelier.any(-1, keepdim=True)
+        live[index] = live[index].masked_fill_(scaled[index] <= threshold, -torch.inf)
+        rows = rows[~kept[:, 0].cpu().numpy()]
+        stream += 1
+    return token_ids
+
+
+def draw(scaled: torch.Tensor, keys: torch.Tensor, vocab: torch.Tensor) -> torch.Tensor:
+    """One token per row from softmax(scaled), int64 [S]; keys int32 [2, S]."""
+    return best_scores(scaled, keys, vocab)[1]
+
+
+def best_scores(
+    scaled: torch.Tensor, keys: torch.Tensor, ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest of each row's logits with noise, and its column; [S] each.
+
+    scaled: [S, N], of the `ids`, int32 [N]. keys: int32 [2, S].
+    """
+    chunk = _rows_per_chunk(scaled)
+    best, columns = [], []
+    for part, part_keys in zip(
+        torch.split(scaled, chunk), torch.split(keys, chunk, 1), strict=True
+    ):
+        noisy = part - exponential(part_keys, ids).log_()
+        columns.append(noisy.argmax(-1))  # by torch: recordings replay its operators alone
+        best.append(noisy.gather(1, columns[-1][:, None])[:, 0])
+    return (best[0], columns[0]) if len(best) == 1 else (torch.cat(best), torch.cat(columns))
+
+
+def _rows_per_chunk(scaled: torch.Tensor) -> int:
+    if scaled.device.type != "cpu":
+        return len(scaled)
+    return max(1, _CPU_CHUNK // scaled.shape[1])
+
+
+def _to(column: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
+    return to_device(column, like.device)

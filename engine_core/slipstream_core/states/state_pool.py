@@ -1,0 +1,161 @@
+"""Where the states of running requests are, and how a step's rows get at theirs.
+
+- A slot of the pool is a request's slot in the batch, so it comes and goes with that. It is never
+  cleared: a row whose first token is in the step begins without a state, whatever its slot holds.
+- Steps run in order on one thread, so what a request's slot holds is what its last launched step
+  left there. A step in flight may still write a slot that has been given away; the next owner's
+  first step comes later.
+- A state cannot be taken back by a token. Where the scheduler drops a token of a step that was
+  launched, it has the row begin again (`Scheduler`).
+- Snapshots are behind the slots. They are copied into slots before a forward; within it, a mixer
+  computes a row's tokens up to where its state is saved, and then those behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from slipstream_core.attention.kv_cache import zeros
+from slipstream_core.states.mixers import Mixer
+from slipstream_core.states.state_cache import MixerStates, RowStates, StateShape
+
+
+class StatePool:
+    """The states of all slots and snapshots, by the numbers of mixers."""
+
+    def __init__(
+        self,
+        states: Mapping[int, MixerStates],
+        num_slots: int,
+        device: torch.device,
+        *,
+        num_snapshots: int = 0,
+    ) -> None:
+        num = num_slots + num_snapshots
+        self.num_slots = num_slots
+
+        def allocate(shapes: dict[int, StateShape]) -> dict[int, torch.Tensor]:
+            return {
+                at: zeros(num * torch.Size(shape).numel(), dtype, device).view(num, *shape)
+                for at, (shape, dtype) in shapes.items()
+            }
+
+        # by mixer and state: [num_slots + num_snapshots, ...]
+        self._conv = {number: allocate(each.conv) for number, each in states.items()}
+        self._recurrent = {number: allocate(each.recurrent) for number, each in states.items()}
+
+    def load(self, slots: torch.Tensor, snapshots: torch.Tensor) -> None:
+        """Copy snapshots int64 [L] into slots int64 [L], all different."""
+        for pool in (self._conv, self._recurrent):
+            for states in pool.values():
+                for each in states.values():
+                    each.index_copy_(0, slots, each.index_select(0, self.num_slots + snapshots))
+
+    def read(self, mixer: Mixer, slots: torch.Tensor) -> RowStates:
+        """A copy of the states of slots int64 [B]."""
+        conv, recurrent = (
+            {at: states.index_select(0, slots) for at, states in pool[mixer.number].items()}
+            for pool in (self._conv, self._recurrent)
+        )
+        return RowStates(mixer.layer, conv, recurrent)
+
+    def write(self, mixer: Mixer, slots: torch.Tensor, rows: RowStates) -> None:
+        """Keep the states of slots int64 [B], all different."""
+        for pool, own in ((self._conv, rows.conv), (self._recurrent, rows.recurrent)):
+            for at, states in pool[mixer.number].items():
+                states.index_copy_(0, slots, own[at].to(states.dtype))
+
+
+class _Group(NamedTuple):
+    """Rows that a mixer computes in one call, with equally many tokens each."""
+
+    first: int  # token
+    num_rows: int
+    length: int  # tokens of each row
+    slots: torch.Tensor  # int64 [num_rows]
+    begins: bool  # all of them
+    saved: torch.Tensor | None = None  # int64 [num_rows] of the pool, where states are kept, too
+
+
+class StateStep:
+    """The rows of one forward: those that decode, a token each, then chunks of prompts."""
+
+    def __init__(
+        self,
+        pool: StatePool,
+        *,
+        slots: npt.NDArray[np.int64],
+        query_lens: npt.NDArray[np.int32],
+        starts: npt.NDArray[np.int32],
+        num_decodes: int,
+        saves: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({}),
+    ) -> None:
+        """`slots`, `query_lens` and `starts`, each row's number of tokens before the step, [R].
+
+        saves: by row that is a chunk, (tokens, snapshot): the row's state behind so many of its
+        tokens in this step, ascending, is saved.
+        """
+        self._pool = pool
+        every = torch.from_numpy(slots.astype(np.int64))
+        groups = []
+        self._begun: torch.Tensor | None = None  # of the rows that decode, those that begin
+        if num_decodes:
+            groups.append(_Group(0, num_decodes, 1, every[:num_decodes], begins=False))
+            begun = np.flatnonzero(starts[:num_decodes] == 0)
+            self._begun = torch.from_numpy(begun) if len(begun) else None
+        first = num_decodes
+        for row in range(num_decodes, len(query_lens)):
+            own, begins, done = every[row : row + 1], int(starts[row]) == 0, 0
+            for length, snapshot in saves.get(row, ()):
+                saved = torch.tensor([pool.num_slots + snapshot])
+                groups.append(_Group(first + done, 1, length - done, own, begins, saved))
+                begins, done = False, length
+            length = int(query_lens[row])
+            if length > done:
+                groups.append(_Group(first + done, 1, length - done, own, begins))
+            first += length
+        self._groups = groups
+
+    @cached_property
+    def _stepped(self) -> list[_Group]:
+        return [part for group in self._groups for part in _single_steps(group)]
+
+    def mix(self, mixer: Mixer, hidden: torch.Tensor) -> torch.Tensor:
+        """As MixingStep has it."""
+        outputs = [
+            self._mix_group(mixer, group, hidden)
+            for group in (self._stepped if mixer.is_stepped else self._groups)
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    def _mix_group(self, mixer: Mixer, group: _Group, hidden: torch.Tensor) -> torch.Tensor:
+        num_tokens = group.num_rows * group.length
+        inputs = hidden[0, group.first : group.first + num_tokens]
+        rows = RowStates(mixer.layer, {}, {})
+        if not group.begins:
+            rows = self._pool.read(mixer, group.slots)
+            if group.first == 0 and self._begun is not None:
+                for states in (*rows.conv.values(), *rows.recurrent.values()):
+                    states.index_fill_(0, self._begun, 0)
+        mixed = mixer.run(inputs.view(group.num_rows, group.length, -1), rows)
+        self._pool.write(mixer, group.slots, rows)
+        if group.saved is not None:
+            self._pool.write(mixer, group.saved, rows)
+        return mixed.reshape(1, num_tokens, -1)
+
+
+def _single_steps(group: _Group) -> list[_Group]:
+    """The group as tokens one by one, if it continues a row."""
+    if group.begins or group.length == 1:
+        return [group]
+    steps = [
+        group._replace(first=group.first + at, length=1, saved=None) for at in range(group.length)
+    ]
+    return [*steps[:-1], steps[-1]._replace(saved=group.saved)]

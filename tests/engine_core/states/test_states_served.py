@@ -1,0 +1,429 @@
+"""Recurrent states over a scheduler that runs ahead: token for token what generate says, whatever
+happens to slots and steps. The mutants show that these tests would see a state that is wrong.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from slipstream_core.model.loader import LoadedModel, load_model
+from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.scheduler import state_marks
+from slipstream_core.scheduler.request_blocks import RequestBlocks
+from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
+from slipstream_core.states.state_pool import StatePool, StateStep
+from slipstream_core.step.plan import StepFailed, StepPlan
+from slipstream_ipc.history.token_log import TokenLog
+from slipstream_lab.models import tiny_models
+
+BLOCK = 4
+NUM_OUTPUTS = 20
+# one token, exactly a block, one more, and longer than a step's budget
+PROMPT_LENS = (1, BLOCK, BLOCK + 1, 9, 31, 14)
+ROWS_AT_ONCE = 3
+MOST_SNAPSHOTS = 12
+NAMES = ("LFM2", "Qwen3.5")
+
+
+def random_ids(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(3, tiny_models.VOCAB_SIZE) for _ in range(length)]
+
+
+def apart() -> list[list[int]]:
+    """Prompts that have nothing in common."""
+    rng = random.Random(5)
+    return [random_ids(rng, length) for length in PROMPT_LENS]
+
+
+def alike() -> list[list[int]]:
+    """Prompts that begin as others do, end where others go on, and are others."""
+    rng = random.Random(6)
+    common, other = random_ids(rng, 18), random_ids(rng, 7)
+    first = [*common, *random_ids(rng, 6)]
+    return [
+        first,
+        [*common, *random_ids(rng, 3)],
+        [*first, *random_ids(rng, 9)],
+        common,
+        other,
+        [*common[:10], *random_ids(rng, 5)],
+        first,
+        [*common[:10], *random_ids(rng, 4)],
+        [*other, *common],
+        [*first, *random_ids(rng, 9)],
+    ]
+
+
+class Expected(NamedTuple):
+    prompts: list[list[int]]
+    outputs: list[list[int]]  # what generate says, and a token more
+
+
+def outputs_of(folder: Path, prompts: list[list[int]]) -> Expected:
+    reference = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    outputs = [
+        reference.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=NUM_OUTPUTS + 1,
+            min_new_tokens=NUM_OUTPUTS + 1,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+    assert len({token for output in outputs for token in output}) >= 8
+    return Expected(prompts, outputs)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("hybrid")
+    [tiny] = (each for each in tiny_models.HYBRIDS if each.name == request.param)
+    tiny_models.save(tiny, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Expected:
+    return outputs_of(folder, apart())
+
+
+@pytest.fixture(scope="module")
+def expected_of_alike(folder: Path) -> Expected:
+    return outputs_of(folder, alike())
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> LoadedModel:
+    return load_model(str(folder), device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def runner(model: LoadedModel) -> Iterator[TorchRunner]:
+    runner = TorchRunner(
+        model,
+        num_blocks=120,
+        block_size=BLOCK,
+        max_num_seqs=ROWS_AT_ONCE,
+        threads=1,
+        num_snapshots=MOST_SNAPSHOTS,
+    )
+    yield runner
+    runner.close()
+
+
+class Loop:
+    """Requests over one scheduler and runner, one step ahead.
+
+    doubles: steps in which the first row gets a token more than it was sampled.
+    """
+
+    def __init__(
+        self,
+        runner: TorchRunner,
+        expected: Expected,
+        *,
+        num_blocks: int = 120,
+        doubles: tuple[int, ...] = (),
+        has_states: bool = True,
+        num_snapshots: int = 0,
+    ) -> None:
+        self._runner, self._expected, self._doubles = runner, expected, doubles
+        self._tokens = TokenLog()
+        self.num_failed = self.num_doubled = 0
+        self.scheduler = Scheduler(
+            tokens=self._tokens,
+            num_blocks=num_blocks,
+            block_size=BLOCK,
+            max_num_seqs=ROWS_AT_ONCE,
+            max_num_batched_tokens=16,
+            max_model_len=60,
+            enable_prefix_caching=True,
+            has_states=has_states,
+            num_snapshots=num_snapshots,
+        )
+        for row, prompt in enumerate(expected.prompts):
+            self._tokens.open(row)
+            self._tokens.extend(row, np.array(prompt, np.uint32))
+            self.scheduler.add(
+                NewRequest(
+                    row=row,
+                    prompt_len=len(prompt),
+                    max_tokens=NUM_OUTPUTS,
+                    temperature=0.0,
+                    top_k=0,
+                    top_p=1.0,
+                    min_p=0.0,
+                    seed=0,
+                    worker_ends=False,
+                )
+            )
+
+    def run(self) -> list[list[int]]:
+        """All outputs."""
+        acked = np.zeros(len(self._expected.prompts), np.int64)
+        in_flight: deque[StepPlan] = deque()
+        collected = 0
+        while self.scheduler.has_work or in_flight:
+            while len(in_flight) < 2 and (plan := self.scheduler.schedule(acked)) is not None:
+                self._runner.launch(plan)
+                in_flight.append(plan)
+            plan = in_flight.popleft()
+            try:
+                ids = self._runner.collect().token_ids
+            except StepFailed:
+                self.num_failed += 1
+                at_fault = self.scheduler.fail(plan)
+                assert not len(at_fault)
+                continue
+            collected += 1
+            if collected in self._doubles and len(ids) and in_flight:
+                self._double(plan, ids)
+            else:
+                self.scheduler.complete(plan, ids)
+        return [
+            self._tokens.read(row, len(prompt), self._tokens.length(row)).tolist()
+            for row, prompt in enumerate(self._expected.prompts)
+        ]
+
+    def _double(self, plan: StepPlan, ids: Any) -> None:
+        row = int(self.scheduler.rows_of(plan)[plan.samples][0])
+        at = self._tokens.length(row) - len(self._expected.prompts[row])
+        counts = np.ones(len(ids), np.int64)
+        counts[0] = 2
+        self.num_doubled += 1
+        more = self._expected.outputs[row][at + 1]
+        self.scheduler.complete(plan, np.insert(ids, 1, more), counts)
+
+
+def right(outputs: list[list[int]], expected: Expected) -> list[bool]:
+    return [
+        ours == theirs[:NUM_OUTPUTS] for ours, theirs in zip(outputs, expected.outputs, strict=True)
+    ]
+
+
+def test_slots_pass_from_row_to_row(expected: Expected, runner: TorchRunner) -> None:
+    loop = Loop(runner, expected)
+    assert all(right(loop.run(), expected))
+    assert loop.scheduler.prefix_cache_queries == 0
+
+
+def test_preempted_rows_begin_anew(expected: Expected, runner: TorchRunner) -> None:
+    loop = Loop(runner, expected, num_blocks=20)
+    assert all(right(loop.run(), expected))
+    assert loop.scheduler.num_preemptions > 0
+
+
+def fail_steps(runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """The second, fifth and sixth step of several rows fail."""
+    num_forwards = 0
+    forward, mix = runner._forward, StateStep.mix
+
+    def fails(plan: StepPlan) -> Any:
+        nonlocal num_forwards
+        num_forwards += plan.num_requests > 1
+        is_failing = plan.num_requests > 1 and num_forwards in (2, 5, 6)
+        if is_failing and place == "before the forward":
+            raise RuntimeError("fails")
+        if is_failing and place == "within it":
+            calls = 0
+
+            def once(step: StateStep, mixer: Any, hidden: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == 2:
+                    raise RuntimeError("fails")
+                return mix(step, mixer, hidden)
+
+            monkeypatch.setattr(StateStep, "mix", once)
+        try:
+            logits = forward(plan)
+        finally:
+            monkeypatch.setattr(StateStep, "mix", mix)
+        if is_failing:
+            raise RuntimeError("fails")
+        return logits
+
+    monkeypatch.setattr(runner, "_forward", fails)
+
+
+PLACES = ["before the forward", "within it", "behind it"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_rows_of_failed_steps_begin_anew(
+    expected: Expected, runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    fail_steps(runner, monkeypatch, place)
+    loop = Loop(runner, expected)
+    assert all(right(loop.run(), expected))
+    assert loop.num_failed >= 2
+
+
+def test_a_row_whose_launched_step_is_dropped_begins_anew(
+    expected: Expected, runner: TorchRunner
+) -> None:
+    loop = Loop(runner, expected, doubles=(6, 12, 30))
+    assert all(right(loop.run(), expected))
+    assert loop.num_doubled >= 2
+    assert loop.scheduler.num_preemptions == loop.num_doubled
+
+
+def test_a_state_that_has_run_ahead_is_seen(expected: Expected, runner: TorchRunner) -> None:
+    loop = Loop(runner, expected, doubles=(6, 12, 30), has_states=False)
+    assert not all(right(loop.run(), expected))
+
+
+def stale(step: StateStep) -> None:
+    """Rows that begin read what their slot holds."""
+    step._begun = None
+    step._groups = [group._replace(begins=False) for group in step._groups]
+
+
+def misplaced(step: StateStep) -> None:
+    """A row that decodes gets the state of another."""
+    step._groups = [
+        group._replace(slots=group.slots.roll(1)) if group.num_rows > 1 else group
+        for group in step._groups
+    ]
+
+
+def forgetful(step: StateStep) -> None:
+    """A chunk that continues a row begins anew."""
+    step._groups = [
+        group._replace(begins=True) if group.length > 1 else group for group in step._groups
+    ]
+
+
+@pytest.mark.parametrize("mutant", [stale, misplaced, forgetful], ids=lambda it: it.__name__)
+def test_a_wrong_state_is_seen(
+    expected: Expected,
+    runner: TorchRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    mutant: Callable[[StateStep], None],
+) -> None:
+    init = StateStep.__init__
+
+    def changed(step: StateStep, pool: StatePool, **rows: Any) -> None:
+        init(step, pool, **rows)
+        mutant(step)
+
+    monkeypatch.setattr(StateStep, "__init__", changed)
+    assert not all(right(Loop(runner, expected).run(), expected))
+
+
+# --- the prefix cache -----------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def close_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States are saved at more places of prompts as short as these."""
+    monkeypatch.setattr(state_marks, "_BACK", 2 * BLOCK)
+    monkeypatch.setattr(state_marks, "_INTERVAL", 3 * BLOCK)
+
+
+def test_prompts_that_begin_alike_continue_behind_saved_states(
+    expected_of_alike: Expected, runner: TorchRunner
+) -> None:
+    loop = Loop(runner, expected_of_alike, num_snapshots=MOST_SNAPSHOTS)
+    assert all(right(loop.run(), expected_of_alike))
+    assert loop.scheduler.prefix_cache_hits >= 80  # of 205
+    assert loop.scheduler.num_preemptions == 0
+
+
+def test_few_states_and_blocks_are_saved_and_given_up_again(
+    expected_of_alike: Expected, runner: TorchRunner
+) -> None:
+    loop = Loop(runner, expected_of_alike, num_blocks=24, num_snapshots=2)
+    assert all(right(loop.run(), expected_of_alike))
+    assert loop.scheduler.num_preemptions > 0
+    assert loop.scheduler.prefix_cache_hits > 0
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_states_that_a_failed_step_was_to_save_are_not_loaded(
+    expected_of_alike: Expected,
+    runner: TorchRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+) -> None:
+    fail_steps(runner, monkeypatch, place)
+    loop = Loop(runner, expected_of_alike, num_snapshots=MOST_SNAPSHOTS)
+    assert all(right(loop.run(), expected_of_alike))
+    assert loop.num_failed >= 2
+    assert loop.scheduler.prefix_cache_hits > 0
+
+
+def test_a_row_whose_launched_step_is_dropped_continues_behind_a_saved_state(
+    expected: Expected, runner: TorchRunner
+) -> None:
+    loop = Loop(runner, expected, doubles=(6, 12, 30), num_snapshots=MOST_SNAPSHOTS)
+    assert all(right(loop.run(), expected))
+    assert loop.num_doubled >= 2
+    assert loop.scheduler.num_preemptions == loop.num_doubled
+    assert loop.scheduler.prefix_cache_hits > 0
+
+
+def not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row behind a shared prefix gets what its slot held before."""
+    monkeypatch.setattr(StatePool, "load", lambda *_: None)
+
+
+def saved_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state is saved a token before the end of its block."""
+    init = StateStep.__init__
+
+    def changed(step: StateStep, pool: StatePool, *, saves: Any, **rows: Any) -> None:
+        early = {
+            row: [(max(1, length - 1), snapshot) for length, snapshot in each]
+            for row, each in saves.items()
+        }
+        init(step, pool, saves=early, **rows)
+
+    monkeypatch.setattr(StateStep, "__init__", changed)
+
+
+def of_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rows load is mixed up."""
+    load = StatePool.load
+    monkeypatch.setattr(
+        StatePool,
+        "load",
+        lambda pool, slots, snapshots: load(pool, slots, (snapshots + 1) % MOST_SNAPSHOTS),
+    )
+
+
+def kept_though_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed steps were to save is forgotten with blocks alone."""
+    forget = RequestBlocks.forget
+    monkeypatch.setattr(RequestBlocks, "forget", lambda self, blocks, _: forget(self, blocks))
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [not_loaded, saved_early, of_other_rows, kept_though_failed],
+    ids=lambda it: it.__name__,
+)
+def test_a_wrong_state_of_the_cache_is_seen(
+    expected_of_alike: Expected,
+    runner: TorchRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    mutant: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    mutant(monkeypatch)
+    if mutant is kept_though_failed:
+        fail_steps(runner, monkeypatch, "before the forward")
+    loop = Loop(runner, expected_of_alike, num_snapshots=MOST_SNAPSHOTS)
+    assert not all(right(loop.run(), expected_of_alike))
