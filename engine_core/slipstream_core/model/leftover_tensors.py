@@ -14,16 +14,17 @@ from transformers import PreTrainedConfig
 
 from slipstream_core.load_error import ModelLoadError
 
+# parts for images and sound, and heads that predict further tokens
+_BESIDE_TEXT = (
+    r"(?:visual|vision_\w+|image_\w+|video_\w+|audio_\w+|multi_modal_\w+|multimodal_\w+|mm_\w+"
+    r"|embed_vision|embed_audio|speech_\w+|talker|token2wav|code2wav|sound_\w+|connector|resampler"
+    r"|vit|vpm|apm|aligner|patch_embed\w*|mtp\w*|nextn\w*|eagle\w*|medusa\w*)\..*"
+)
 _MAY_BE_LEFT = re.compile(
     r"(^|\.)(?:"
     # computed from the configuration
     r"inv_freq|original_inv_freq|position_ids|attn\.(?:masked_)?bias|attention\.(?:masked_)?bias"
-    # parts for images and sound, beside a language model
-    r"|(?:visual|vision_\w+|image_\w+|video_\w+|audio_\w+|multi_modal_\w+|multimodal_\w+|mm_\w+"
-    r"|embed_vision|embed_audio|speech_\w+|talker|token2wav|code2wav|sound_\w+|connector|resampler"
-    r"|vit|vpm|apm|aligner|patch_embed\w*)\..*"
-    # heads that predict further tokens
-    r"|mtp\w*\..*|nextn\w*\..*|eagle\w*\..*|medusa\w*\..*"
+    rf"|{_BESIDE_TEXT}"
     # of a quantised cache, which ours is not
     r"|(?:self_attn|attn|attention|mixer|k_proj|v_proj|q_proj|qkv_proj|kv_cache|k_cache|v_cache"
     r"|[kv]_cache_quantizer)\."
@@ -37,6 +38,14 @@ _OF_QUANTISED = re.compile(
     r"(?:scale|scale_inv|scales|scale_2|qweight|qzeros|g_idx|absmax|quant_map|quant_state\..*|SCB"
     r"|weight_packed|weight_shape|zero_point|global_scale|blocks|qscale\w*)$"
 )
+
+
+_IS_BESIDE_TEXT = re.compile(rf"(^|\.){_BESIDE_TEXT}$")
+
+
+def is_beside_text(tensor: str) -> bool:
+    """Whether a tensor is of a part that text does not need, by its name."""
+    return _IS_BESIDE_TEXT.search(tensor) is not None
 
 
 def refuse_leftovers(

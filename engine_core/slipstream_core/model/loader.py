@@ -60,6 +60,7 @@ from slipstream_core.model.quantization import dequantise, refuse_misread, widen
 from slipstream_core.model.random_weights import is_random, random_config, random_module
 from slipstream_core.model.rope import carried_len, freeze_frequencies
 from slipstream_core.model.sliced_head import slice_head
+from slipstream_core.model.tensor_prefixes import renames
 from slipstream_core.model.text_tower import (
     TowerFinder,
     attention_of,
@@ -67,6 +68,7 @@ from slipstream_core.model.text_tower import (
     has_class,
     is_within,
     remove_towers,
+    with_towers,
 )
 from slipstream_core.model.unsupported import (
     class_name,
@@ -206,6 +208,7 @@ def load_model(
                 rank,
                 is_quantised=is_quantised,
                 towers=towers,
+                shell=shell,
             )
             remove_towers(module, towers)
             if is_quantised:
@@ -400,6 +403,8 @@ def _config(
             "its configuration could not be read; give a model's folder or a hub id, of an "
             f"architecture that transformers supports ({brief(error)}){incomplete(source)}",
         ) from error
+    if not has_class(config):
+        config = with_towers(config)
     # With a padding id GPT-2 searches every batch for padding, which synchronises the device. A few
     # configurations take none but an integer.
     with suppress(StrictDataclassFieldValidationError):
@@ -530,6 +535,7 @@ def _weights(
     *,
     is_quantised: bool,
     towers: tuple[str, ...],
+    shell: PreTrainedModel,
 ) -> PreTrainedModel:
     if source.local_only:
         _check_files(name, source, config, is_quantised=is_quantised)
@@ -540,6 +546,8 @@ def _weights(
         placed["distributed_config"] = _distributed_config(plan, rank)
     elif device.type == "cuda" and is_accelerate_available():
         placed["device_map"] = {"": device}
+    if key_mapping := _renames(name, source, shell):
+        placed["key_mapping"] = key_mapping
     try:
         module, report = auto_class(config).from_pretrained(
             source.path,
@@ -550,6 +558,7 @@ def _weights(
             revision=source.revision,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # but for towers they are refused below
             **placed,
         )
     except torch.OutOfMemoryError as error:
@@ -562,8 +571,8 @@ def _weights(
     if not source.local_only:  # they have only now been fetched
         _check_files(name, source, config, is_quantised=is_quantised)
     # Missing weights would be left with random values.
-    missing = [each for each in report["missing_keys"] if not is_within(each, towers)]
-    if absent := sorted(missing) + sorted(map(str, report["mismatched_keys"])):
+    lacking = (*report["missing_keys"], *(each for each, *_ in report["mismatched_keys"]))
+    if absent := sorted(each for each in lacking if not is_within(each, towers)):
         raise ModelLoadError(
             name,
             f"its checkpoint lacks {len(absent)} of the weights, or has them in another shape, "
@@ -596,6 +605,15 @@ def _check_files(
         raise ModelLoadError(name, f"{error}{incomplete(source)}") from error
     if headers is not None:
         refuse_misread(name, config, headers, is_quantised=is_quantised)
+
+
+def _renames(name: str, source: Source, shell: PreTrainedModel) -> dict[str, str]:
+    folder = local_folder(source)
+    headers = None if folder is None else read_headers(folder)
+    found = renames(headers or (), shell)
+    if found:
+        logger.info("%s: the names of its tensors are of another class of this model", name)
+    return found
 
 
 def _distributed_config(plan: ShardingPlan, rank: Rank) -> Any:

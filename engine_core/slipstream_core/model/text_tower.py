@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from slipstream_core.attention.interface import ATTENTION_NAME
 
 _TEXT = "text_config"
+_DEPTHS = "depth", "num_hidden_layers"  # names of a tower's number of layers
 
 # missing from transformers' annotations
 _of_text: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
@@ -36,6 +37,25 @@ def has_class(config: PreTrainedConfig) -> bool:
     """Whether transformers has such a class; one from the model's own folder is not known."""
     has_own_code = bool(getattr(config, "auto_map", None))
     return type(config) in _of_text or type(config) in _of_several or has_own_code
+
+
+def with_towers(text: PreTrainedConfig) -> PreTrainedConfig:
+    """The multimodal configuration around that of a language part which has no class of its own,
+    with towers of one layer, as they are removed; the same configuration where there is none.
+    """
+    for whole in _of_several:
+        if whole.sub_configs.get(_TEXT) is not type(text):
+            continue
+        config: PreTrainedConfig = whole(text_config=text.to_dict())
+        for name in config.sub_configs:
+            part = getattr(config, name)
+            for depth in _DEPTHS if name != _TEXT else ():
+                if isinstance(getattr(part, depth, None), int):
+                    setattr(part, depth, 1)
+        for name in ("dtype", "tie_word_embeddings", "architectures"):
+            setattr(config, name, getattr(text, name, None))
+        return config
+    return text
 
 
 def attention_of(config: PreTrainedConfig) -> str | dict[str, str]:

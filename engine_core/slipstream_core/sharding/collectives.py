@@ -109,9 +109,10 @@ def _sum(x: torch.Tensor) -> torch.Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
     if not total.numel():  # steps without logits pass no rows
         return total
-    size = _Any.get_world_size()
-    if total.dtype == torch.float32 and total.device.type == "cpu" and size > _ANY_ORDER:
-        return _sum_in_order(total, size)
+    if total.dtype == torch.float32 and total.device.type == "cpu":
+        size = _Any.get_world_size()
+        if size > _ANY_ORDER:
+            return _sum_in_order(total, size)
     _exchange(_Any.all_reduce, total)
     return total
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from slipstream_core.load_error import ModelLoadError
+from slipstream_core.model.leftover_tensors import is_beside_text
 from slipstream_core.model.loader import load_model
 from slipstream_core.sharding.rank import Rank
 from slipstream_lab.models import tiny_models
@@ -52,6 +54,61 @@ def test_towers_are_removed_whether_the_checkpoint_has_them_or_not(
 def test_weights_of_the_language_part_are_missed(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="lacks 4 of the weights"):
         load_model(str(without(saved, "up_proj", tmp_path)), device="cpu")
+
+
+NAMINGS = {
+    "as it is": ("", ""),
+    "as older ones": ("model.language_model.", "language_model.model."),
+    "as text": ("model.language_model.", "model."),
+}
+ANY_CLASS = [
+    each
+    for each in (*tiny_models.ARCHITECTURES, *tiny_models.HYBRIDS)
+    if each.name.endswith("as text") and "LLaVA" not in each.name
+]
+
+
+@pytest.mark.parametrize("architecture", ANY_CLASS, ids=lambda each: each.name)
+@pytest.mark.parametrize("config", ["whole", "text"])
+def test_names_of_another_class_of_the_model_are_read(
+    architecture: tiny_models.Architecture, config: str, tmp_path: Path
+) -> None:
+    """Of the whole model, of the language part alone, and as they were saved some years ago."""
+    saved = tmp_path / "saved"
+    tiny_models.save(architecture, saved)
+    weights = load_file(saved / "model.safetensors")
+    given = json.loads((saved / "config.json").read_text())
+    expected = load_model(str(saved), device="cpu").module.get_decoder().state_dict()
+    if config == "text":
+        given["text_config"]["tie_word_embeddings"] = given.get("tie_word_embeddings", False)
+        given = given["text_config"]
+    for naming, (old, new) in NAMINGS.items():
+        folder = tmp_path / naming
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(given))
+        renamed = {name.replace(old, new): weight for name, weight in weights.items()}
+        save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+        module = load_model(str(folder), device="cpu").module
+        found = module.get_decoder().state_dict()
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+        head = module.get_output_embeddings().weight
+        assert torch.equal(head, weights[next(each for each in weights if "lm_head" in each)])
+        assert not any(is_beside_text(name) for name, _ in module.named_parameters())
+
+
+def test_two_language_models_in_a_checkpoint_are_not_guessed_at(
+    saved: Path, tmp_path: Path
+) -> None:
+    weights = load_file(saved / "model.safetensors")
+    twice = {
+        name.replace("model.language_model", "one.model"): each for name, each in weights.items()
+    }
+    twice |= {name.replace("one.", "two."): each.clone() for name, each in twice.items()}
+    (tmp_path / "config.json").write_bytes((saved / "config.json").read_bytes())
+    save_file(twice, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"lacks \d+ of the weights"):
+        load_model(str(tmp_path), device="cpu")
 
 
 def test_ranks_are_refused(saved: Path) -> None:
