@@ -549,7 +549,8 @@ def test_where_traces_cannot_go(tmp_path: Path, given: str) -> None:
 
 
 def test_traces_need_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
+    for name in ("opentelemetry.sdk", "opentelemetry.sdk.trace"):  # also where a test imported it
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(BadRequestError, match=r"pip install 'slipstream\[otel\]'") as caught:
         configs(tmp_path, otlp_traces_endpoint="http://127.0.0.1:4318")
     assert caught.value.field == "otlp_traces_endpoint"
