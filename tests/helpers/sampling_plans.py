@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from slipstream_core.step.plan import ListedLogprobs, StepPlan
+from slipstream_core.step.plan import ListedLogprobs, StepPlan, blank_plan
 
 
 class Row(NamedTuple):
@@ -41,18 +41,11 @@ def plan_of(rows: Sequence[Row]) -> StepPlan:
         listed = ListedLogprobs(
             rows=np.array(listing), ids=ids, max_unlisted=max(others, default=-1)
         )
-    return StepPlan(
-        step=1,
-        num_decodes=count,
-        token_ids=np.zeros(count, np.int64),
-        gather_slots=np.full(count, -1, np.int64),
+    return blank_plan(
         positions=positions.astype(np.int64) - 1,
         kv_slots=np.arange(count),
         slots=np.arange(count),
-        query_lens=np.ones(count, np.int32),
         kv_lens=positions,
-        prompt_lens=np.ones(count, np.int32),
-        samples=np.ones(count, np.bool_),
         table_slots=np.arange(count),
         table_numbers=np.zeros(count, np.int64),
         table_blocks=np.ones(count, np.int32),
@@ -64,8 +57,7 @@ def plan_of(rows: Sequence[Row]) -> StepPlan:
         num_logprobs=np.array([row.num_logprobs for row in rows], np.int32),
         masked_rows=np.array([i for i, _ in masked], np.int64),
         masked_ids=np.array([token for _, token in masked], np.int64),
-        all_greedy=all(row.temperature == 0 for row in rows),
-        any_truncation=any(row.truncates for row in rows),
+        any_wide=False,
         max_logprobs=max(row.num_logprobs for row in rows),
         listed=listed,
     )

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated.simulated_runner import SimulatedRunner, load_simulated
-from slipstream_core.step.plan import StepPlan
+from slipstream_core.step.plan import StepPlan, blank_plan
 
 BLOCK_SIZE = 4
 
@@ -34,9 +34,8 @@ def plan_of(
     kv_len = start + len(token_ids)
     positions = np.arange(start, kv_len)
     blocks = np.array(table, np.int32)
-    plan = StepPlan(
+    plan = blank_plan(
         step=step,
-        num_decodes=int(len(token_ids) == 1),
         token_ids=np.array(token_ids, np.int64),
         gather_slots=np.full(len(token_ids), 0 if gather else -1),
         positions=positions,
@@ -46,20 +45,13 @@ def plan_of(
         query_lens=np.array([len(token_ids)], np.int32),
         kv_lens=np.array([kv_len], np.int32),
         prompt_lens=np.array([kv_len if prompt_len is None else prompt_len], np.int32),
-        samples=np.array([True]),
         table_slots=np.zeros(len(blocks), np.int64),
         table_numbers=np.arange(len(blocks)),
         table_blocks=blocks,
         temperatures=np.ones(1, np.float32),
-        top_ks=np.zeros(1, np.int32),
-        top_ps=np.ones(1, np.float32),
-        min_ps=np.zeros(1, np.float32),
         seeds=np.array([7]),
         num_logprobs=np.array([num_logprobs], np.int32),
-        masked_rows=np.empty(0, np.int64),
-        masked_ids=np.empty(0, np.int64),
-        all_greedy=False,
-        any_truncation=False,
+        any_wide=False,
         max_logprobs=num_logprobs,
     )
     return replace(plan, **changes)

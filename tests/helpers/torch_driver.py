@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.step.plan import StepPlan, StepResult
+from slipstream_core.step.plan import StepPlan, StepResult, blank_plan
 
 VOCAB = 199
 
@@ -169,7 +169,7 @@ class Driver:
         self.num_steps += 1
         columns = [np.array(column, np.int64) for column in zip(*tokens, strict=True)]
         slots, numbers, blocks = np.array(entries, np.int64).reshape(-1, 3).T
-        return StepPlan(
+        return blank_plan(
             step=self.num_steps,
             num_decodes=num_decodes,
             token_ids=columns[0],
@@ -187,14 +187,8 @@ class Driver:
             temperatures=np.array([r.temperature for r in sampled], np.float32),
             top_ks=np.array([r.top_k for r in sampled], np.int32),
             top_ps=np.array([r.top_p for r in sampled], np.float32),
-            min_ps=np.zeros(len(sampled), np.float32),
             seeds=np.array([r.seed for r in sampled], np.int64),
             num_logprobs=np.array([r.num_logprobs for r in sampled], np.int32),
-            masked_rows=np.empty(0, np.int64),
-            masked_ids=np.empty(0, np.int64),
-            all_greedy=all(r.temperature == 0 for r in sampled),
-            any_truncation=any(r.top_k > 0 or r.top_p < 1 for r in sampled),
-            max_logprobs=max((r.num_logprobs for r in sampled), default=-1),
         )
 
     def collect(self) -> StepResult:

@@ -8,7 +8,7 @@ import numpy as np
 
 from slipstream_bench.common.measures import Row
 from slipstream_core.ranks.bus import PlanBus, PlanReader, slot_bytes
-from slipstream_core.step.plan import StepPlan
+from slipstream_core.step.plan import StepPlan, blank_plan
 from slipstream_core.step.plan_check import PlanBounds
 
 BLOCK_SIZE = 16
@@ -21,32 +21,18 @@ def decode_plan(num_rows: int, num_blocks: int) -> StepPlan:
     positions = lens - np.int64(1)
     blocks = rows * num_blocks + positions // BLOCK_SIZE
     begun = np.flatnonzero(positions % BLOCK_SIZE == 0)
-    return StepPlan(
-        step=1,
-        num_decodes=num_rows,
-        token_ids=np.zeros(num_rows, np.int64),
+    return blank_plan(
         gather_slots=rows,
         positions=positions,
         kv_slots=blocks * BLOCK_SIZE + positions % BLOCK_SIZE,
         slots=rows,
-        query_lens=np.ones(num_rows, np.int32),
         kv_lens=lens,
         prompt_lens=lens,
-        samples=np.ones(num_rows, np.bool_),
         table_slots=rows[begun],
         table_numbers=positions[begun] // BLOCK_SIZE,
         table_blocks=blocks[begun].astype(np.int32),
         temperatures=np.ones(num_rows, np.float32),
-        top_ks=np.zeros(num_rows, np.int32),
-        top_ps=np.ones(num_rows, np.float32),
-        min_ps=np.zeros(num_rows, np.float32),
         seeds=rows,
-        num_logprobs=np.full(num_rows, -1, np.int32),
-        masked_rows=rows[:0],
-        masked_ids=rows[:0],
-        all_greedy=False,
-        any_truncation=False,
-        max_logprobs=-1,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import structs
 
-from slipstream_core.step.plan import Runner, StepPlan
+from slipstream_core.step.plan import Runner, StepPlan, blank_plan
 from slipstream_lab.common.bare_loop import LoopRequest
 
 
@@ -67,32 +67,17 @@ def _plan(size: int, cache_blocks: int, rows: Sequence[tuple[int, int]], step: i
     blocks = (1 + entries % (cache_blocks - 1)).astype(np.int32)
     owners = np.repeat(np.arange(len(rows)), now)
     positions = np.arange(now.sum()) - np.repeat(np.cumsum(now) - now, now) + before[owners]
-    num, num_tokens = len(rows), len(positions)
-    ones, zeros = np.ones(num, np.float32), np.zeros(num, np.float32)
-    return StepPlan(
+    num = len(rows)
+    return blank_plan(
         step=step,
         num_decodes=num_decodes,
-        token_ids=np.zeros(num_tokens, np.int64),
-        gather_slots=np.full(num_tokens, -1),
         positions=positions,
         kv_slots=blocks[firsts[owners] + positions // size] * np.int64(size) + positions % size,
         slots=np.arange(num),
         query_lens=now.astype(np.int32),
         kv_lens=kv_lens.astype(np.int32),
         prompt_lens=(kv_lens - (now == 1)).astype(np.int32),
-        samples=np.ones(num, np.bool_),
         table_slots=np.repeat(np.arange(num), widths),
         table_numbers=entries - np.repeat(firsts, widths),
         table_blocks=blocks,
-        temperatures=zeros,
-        top_ks=np.zeros(num, np.int32),
-        top_ps=ones,
-        min_ps=zeros,
-        seeds=np.zeros(num, np.int64),
-        num_logprobs=np.full(num, -1, np.int32),
-        masked_rows=np.zeros(0, np.int64),
-        masked_ids=np.zeros(0, np.int64),
-        all_greedy=True,
-        any_truncation=False,
-        max_logprobs=-1,
     )

@@ -72,7 +72,7 @@ from slipstream_core.sampling.whole_vocab_sampling import (
     RowEdits,
     WholeVocabSampler,
 )
-from slipstream_core.step.plan import Int32s, StepPlan
+from slipstream_core.step.plan import BY_TOKEN, COLUMNS, Int32s, StepPlan
 from slipstream_core.step.staging import (
     AnyArray,
     Copies,
@@ -449,14 +449,11 @@ class DecodeGraphs:
 
     def _fill(self, plan: StepPlan, columns: Mapping[str, AnyArray], num: int) -> None:
         """Write a plan's columns and the padding behind them."""
-        columns["token_ids"][:num] = plan.token_ids
-        columns["gather_slots"][:num] = plan.gather_slots
-        columns["positions"][:num] = plan.positions
-        columns["kv_slots"][:num] = plan.kv_slots
+        for name in BY_TOKEN:
+            columns[name][:num] = getattr(plan, name)
+            columns[name][num:] = COLUMNS[name].declared.fill
         columns["kv_lens"][:num] = plan.kv_lens
-        for name in ("token_ids", "positions", "kv_slots", "kv_lens"):
-            columns[name][num:] = 0
-        columns["gather_slots"][num:] = -1
+        columns["kv_lens"][num:] = 0  # a row of padding has no keys
         self._fill_sampling(plan, columns, num)
 
     def _send_sampling(self, plan: StepPlan, num: int) -> None:
@@ -488,9 +485,8 @@ class DecodeGraphs:
             columns["top_ks"][:num] = effective_top_ks(plan, len(self._vocab))
             columns["top_ps"][:num] = plan.top_ps
             columns["min_ps"][:num] = plan.min_ps
-            columns["top_ks"][num:] = 0
-            columns["top_ps"][num:] = 1
-            columns["min_ps"][num:] = 0
+            for name in ("top_ks", "top_ps", "min_ps"):
+                columns[name][num:] = COLUMNS[name].declared.fill
 
     def _kind_of(self, plan: StepPlan) -> GraphKind | None:
         if plan.any_wide or plan.listed is not None:
@@ -520,17 +516,13 @@ def _columns_layout(size: int) -> Layout:
     return Layout(
         [
             *(
-                Field(name, np.int64, size)
-                for name in ("token_ids", "gather_slots", "positions", "kv_slots", "slots")
+                Field(name, COLUMNS[name].dtype.type, size)
+                for name in (*BY_TOKEN, "slots", "kv_lens", "top_ks", "top_ps", "min_ps")
             ),
-            Field("kv_lens", np.int32, size),
             Field("edit_rows", np.int32, size),
             Field("mask_rows", np.int32, size),
             Field("divisors", np.float32, size),
             Field("drawn", np.int32, size),
-            Field("top_ks", np.int32, size),
-            Field("top_ps", np.float32, size),
-            Field("min_ps", np.float32, size),
             Field("keys", np.int32, 2 * size),
         ]
     )

@@ -27,7 +27,7 @@ from slipstream_core.runner.decode_graphs import static_bytes
 from slipstream_core.sampling.penalties import most_bytes
 from slipstream_core.step.constraint_plan import ConstraintPlan, ConstraintRefill, StepConstraints
 from slipstream_core.step.limits import MAX_POSITIONS
-from slipstream_core.step.plan import PromptPlan, Runner, StepFailed, StepPlan
+from slipstream_core.step.plan import PromptPlan, Runner, StepFailed, StepPlan, blank_plan
 
 logger = logging.getLogger(__name__)
 
@@ -220,33 +220,19 @@ def largest_plan(
     starts = np.repeat(np.cumsum(lens) - lens, lens)
     positions = np.arange(num_tokens) - starts
     num_logprobs = min(20, vocab_size)
-    zeros, ones = np.zeros(num_rows, np.int64), np.ones(num_rows, np.float32)
-    return StepPlan(
+    return blank_plan(
         step=0,
         num_decodes=int((lens == 1).sum()) if (lens == 1).all() else num_rows - 1,
-        token_ids=np.zeros(num_tokens, np.int64),
-        gather_slots=np.full(num_tokens, -1),
         positions=positions,
-        kv_slots=np.zeros(num_tokens, np.int64),
         slots=np.minimum(np.arange(num), num_rows - 1),
         query_lens=lens,
         kv_lens=lens,
         prompt_lens=lens,
         samples=samples,
-        table_slots=zeros[:0],
-        table_numbers=zeros[:0],
-        table_blocks=np.empty(0, np.int32),
-        temperatures=ones,
+        temperatures=np.ones(num_rows, np.float32),
         top_ks=np.full(num_rows, 50, np.int32),
-        top_ps=0.9 * ones,
-        min_ps=0 * ones,
-        seeds=zeros,
+        top_ps=np.full(num_rows, 0.9, np.float32),
         num_logprobs=np.full(num_rows, num_logprobs, np.int32),
-        masked_rows=zeros[:0],
-        masked_ids=zeros[:0],
-        all_greedy=False,
-        any_truncation=True,
-        max_logprobs=num_logprobs,
     )
 
 

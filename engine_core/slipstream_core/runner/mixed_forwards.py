@@ -23,7 +23,7 @@ from slipstream_core.attention.fixed_shape import FixedShapeBackend, MixedColumn
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.forward.trace import Forward
 from slipstream_core.runner.graph_capture import Work
-from slipstream_core.step.plan import StepPlan
+from slipstream_core.step.plan import BY_TOKEN, COLUMNS, StepPlan
 from slipstream_core.step.staging import Copies, Field, Layout, Staging
 
 BUCKETS = (16, 32, 64, 128, 256, *range(512, 2049, 256))  # tokens
@@ -90,11 +90,9 @@ class MixedForwards:
         num, tokens = plan.num_requests, plan.num_tokens
         layout = self._layouts[bucket]
         columns = layout.in_host(self._staging.open(layout.size))
-        for name in ("token_ids", "positions", "kv_slots"):
+        for name in BY_TOKEN:
             columns[name][:tokens] = getattr(plan, name)
-            columns[name][tokens:] = 0
-        columns["gather_slots"][:tokens] = plan.gather_slots
-        columns["gather_slots"][tokens:] = -1
+            columns[name][tokens:] = COLUMNS[name].declared.fill
         columns["kv_lens"][:num] = plan.kv_lens
         columns["kv_lens"][num:] = 0
         columns["slots"][:num] = plan.slots
@@ -154,13 +152,11 @@ class MixedForwards:
 
     def _layout(self, bucket: int) -> Layout:
         rows = self._num_rows(bucket)
-        names = ("token_ids", "gather_slots", "positions", "kv_slots")
         return Layout(
             [
-                *(Field(name, np.int64, bucket) for name in names),
+                *(Field(name, COLUMNS[name].dtype.type, bucket) for name in BY_TOKEN),
+                *(Field(name, COLUMNS[name].dtype.type, rows + 1) for name in ("slots", "kv_lens")),
                 Field("keep", np.int64, rows),
-                Field("slots", np.int64, rows + 1),
-                Field("kv_lens", np.int32, rows + 1),
                 Field("query_starts", np.int32, rows + 2),
                 Field("num_decodes", np.int32, 1),
             ]

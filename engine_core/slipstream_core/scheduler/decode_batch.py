@@ -166,18 +166,15 @@ class DecodeBatch:
             token_ids = self._tokens.last(self.rows).astype(np.int64)
             gather_slots = self._no_gather
         self._columns = TokenColumns(
-            slots=last.slots,
             token_ids=token_ids,
             gather_slots=gather_slots,
             positions=self._positions[at],
             kv_slots=self._kv_slots[at],
-            query_lens=last.query_lens,
             kv_lens=self._kv_lens[at],
-            prompt_lens=last.prompt_lens,
-            samples=last.samples,
             table_slots=self._table_slots[begun],
             table_numbers=self._table_numbers[begun],
             table_blocks=self._table_blocks[begun],
+            by_row=last.by_row,
             sampled=last.sampled,
         )
         return self._columns

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from slipstream_core.logprob_budget import step_len
 from slipstream_core.reasoning import NEVER, ReasoningState
 from slipstream_core.scheduler.constraint_columns import ConstraintColumns, TokenConstraints
 from slipstream_core.step.limits import NO_ROW
-from slipstream_core.step.plan import ListedLogprobs
+from slipstream_core.step.plan import COLUMNS, ListedLogprobs, sampling_flags
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.row_table import RowTable, column
@@ -77,21 +78,10 @@ class NewRequest:
     own_priority: int = 0  # among its tenant's requests of equal priority
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingColumns:
-    """The sampling columns of a plan, for its S sampled rows; fields as in StepPlan."""
-
-    temperatures: Float32s
-    top_ks: Int32s
-    top_ps: Float32s
-    min_ps: Float32s
-    seeds: Int64s
-    num_logprobs: Int32s
-    all_greedy: bool
-    any_truncation: bool
-    max_logprobs: int
-    any_wide: bool
-    listed: ListedLogprobs | None
+# what is gathered of sampled rows for a plan: its name here by its name there
+_SAMPLED = {
+    name: each.declared.source for name, each in COLUMNS.items() if each.declared.over == "S"
+}
 
 
 class RequestTable(RowTable):
@@ -138,7 +128,7 @@ class RequestTable(RowTable):
         self._logprob_ids: dict[int, Int64s] = {}  # row -> ids, of rows with logprob_token_ids
         self._arrivals = 0
         # The latest results and their rows: the batch seldom changes between two steps.
-        self._last_sampling: tuple[RowSet, SamplingColumns] | None = None
+        self._last_sampling: tuple[RowSet, dict[str, Any]] | None = None
         self._last_masks: tuple[Int64s, Int64s, tuple[Int64s, Int64s]] | None = None
 
     def add(self, request: NewRequest, *, known: int, limit: int, run_ahead: int) -> None:
@@ -169,12 +159,8 @@ class RequestTable(RowTable):
         if request.min_tokens > 0 and request.stop_token_ids:
             self.masked_until[row] = request.prompt_len + request.min_tokens
             self._stop_ids[row] = np.array(request.stop_token_ids, np.int64)
-        self.temperature[row] = request.temperature
-        self.top_k[row] = request.top_k
-        self.top_p[row] = request.top_p
-        self.min_p[row] = request.min_p
-        self.seed[row] = request.seed
-        self.num_logprobs[row] = request.num_logprobs
+        for name in _SAMPLED.values():
+            getattr(self, name)[row] = getattr(request, name)
         if request.logprob_token_ids:
             self._logprob_ids[row] = np.array(request.logprob_token_ids, np.int64)
         self.has_constraints[row] = request.constraints is not None
@@ -230,31 +216,20 @@ class RequestTable(RowTable):
         known = self.known[rows]
         return np.logical_and(known >= self.logprob_limit[rows], known < self.limit[rows])
 
-    def sampling(self, row_set: RowSet) -> SamplingColumns:
-        """The sampling columns of these rows, [S]."""
+    def sampling(self, row_set: RowSet) -> dict[str, Any]:
+        """The sampling columns of these rows, [S], and what a plan says of them."""
         last, rows = self._last_sampling, row_set.array
         if last is not None and last[0].version == row_set.version:
             return last[1]
         if last is not None and np.array_equal(last[0].array, rows):
             self._last_sampling = row_set, last[1]
             return last[1]
-        temperatures = self.temperature[rows]
-        top_ks, top_ps, min_ps = self.top_k[rows], self.top_p[rows], self.min_p[rows]
-        num_logprobs = self.num_logprobs[rows]
-        is_wide = num_logprobs >= MAX_NARROW
-        columns = SamplingColumns(
-            temperatures=temperatures,
-            top_ks=top_ks,
-            top_ps=top_ps,
-            min_ps=min_ps,
-            seeds=self.seed[rows],
-            num_logprobs=num_logprobs,
-            all_greedy=not temperatures.any(),
-            any_truncation=bool(top_ks.any() or (top_ps < 1).any() or min_ps.any()),
-            max_logprobs=int(num_logprobs[~is_wide].max(initial=-1)),
-            any_wide=bool(is_wide.any()),
-            listed=self._listed(rows, num_logprobs) if self._logprob_ids else None,
-        )
+        columns: dict[str, Any] = {
+            name: getattr(self, source)[rows] for name, source in _SAMPLED.items()
+        }
+        columns |= sampling_flags(columns)
+        if self._logprob_ids:
+            columns["listed"] = self._listed(rows, columns["num_logprobs"])
         self._last_sampling = row_set, columns
         return columns
 

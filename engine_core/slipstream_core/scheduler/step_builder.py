@@ -11,12 +11,14 @@ sampling columns between consecutive steps.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
 from slipstream_core.scheduler.request_table import RequestTable, SlotTable
-from slipstream_core.step.plan import StepPlan
+from slipstream_core.step.plan import COLUMNS, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
 
@@ -25,22 +27,33 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
+# what is gathered of a step's rows: its name in the request table by its name in a plan
+_GATHERED = {
+    name: (each.declared.source, each.dtype)
+    for name, each in COLUMNS.items()
+    if each.declared.over == "R" and each.declared.source
+}
+
+
 class TokenColumns(Struct, frozen=True, eq=False, gc=False):
     """What a step computes, without sampling; fields as in StepPlan."""
 
-    slots: Int64s
     token_ids: Int64s
     gather_slots: Int64s
     positions: Int64s
     kv_slots: Int64s
-    query_lens: Int32s
     kv_lens: Int32s
-    prompt_lens: Int32s
-    samples: Bools
     table_slots: Int64s
     table_numbers: Int64s
     table_blocks: Int32s
+    by_row: dict[str, Any]  # columns [R] that decode steps of the same rows have in common
     sampled: RowSet  # the sampled rows, [S]
+
+    @property
+    def slots(self) -> Int64s:
+        """The slot of each row, [R]."""
+        slots: Int64s = self.by_row["slots"]
+        return slots
 
 
 def token_columns(
@@ -101,19 +114,19 @@ def token_columns(
 
     samples = kv_lens == known
     sampled = rows if samples.all() else RowSet(own[samples])
+    by_row = {"slots": at, "query_lens": counts.astype(np.int32), "samples": samples}
+    for name, (source, dtype) in _GATHERED.items():
+        by_row[name] = getattr(requests, source)[own].astype(dtype)
     return TokenColumns(
-        slots=at,
         token_ids=token_ids,
         gather_slots=gather_slots,
         positions=positions,
         kv_slots=kv_slots,
-        query_lens=counts.astype(np.int32),
         kv_lens=kv_lens.astype(np.int32),
-        prompt_lens=requests.prompt_len[own].astype(np.int32),
-        samples=samples,
         table_slots=table_slots,
         table_numbers=table_numbers,
         table_blocks=slots.blocks_at(table_slots, table_numbers),
+        by_row=by_row,
         sampled=sampled,
     )
 
@@ -141,7 +154,6 @@ def build_plan(
     num_decodes: int,
 ) -> StepPlan:
     """The plan of these columns, with the sampling columns of its sampled rows."""
-    sampling = requests.sampling(columns.sampled)
     sampled = columns.sampled.array
     masked_rows, masked_ids = requests.masks(sampled)
     constraints = None
@@ -156,27 +168,14 @@ def build_plan(
         gather_slots=columns.gather_slots,
         positions=columns.positions,
         kv_slots=columns.kv_slots,
-        slots=columns.slots,
-        query_lens=columns.query_lens,
         kv_lens=columns.kv_lens,
-        prompt_lens=columns.prompt_lens,
-        samples=columns.samples,
         table_slots=columns.table_slots,
         table_numbers=columns.table_numbers,
         table_blocks=columns.table_blocks,
-        temperatures=sampling.temperatures,
-        top_ks=sampling.top_ks,
-        top_ps=sampling.top_ps,
-        min_ps=sampling.min_ps,
-        seeds=sampling.seeds,
-        num_logprobs=sampling.num_logprobs,
         masked_rows=masked_rows,
         masked_ids=masked_ids,
         grammar_rows=requests.needing_masks(sampled),
-        all_greedy=sampling.all_greedy,
-        any_truncation=sampling.any_truncation,
-        max_logprobs=sampling.max_logprobs,
         constraints=constraints,
-        any_wide=sampling.any_wide,
-        listed=sampling.listed,
+        **columns.by_row,
+        **requests.sampling(columns.sampled),
     )

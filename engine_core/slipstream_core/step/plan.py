@@ -23,15 +23,18 @@ takes, so that a plan can become one packed buffer for other ranks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_core.step.columns import Column, columns_of
 from slipstream_core.step.constraint_plan import ConstraintPlan
 from slipstream_ipc.history.logprob_log import Logprobs as Logprobs
+from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.history.wide_logprobs import Candidates as Candidates
 from slipstream_ipc.messages import SamplingDefaults
 
@@ -86,38 +89,42 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     num_decodes: int
 
     # token columns, all [T]
-    token_ids: Int64s
-    gather_slots: Int64s
-    positions: Int64s
-    kv_slots: Int64s  # the token's place in the cache: block * block_size + offset
+    token_ids: Annotated[Int64s, Column("T", "vocab", sent="always")]
+    # -1: token_ids has the id
+    gather_slots: Annotated[Int64s, Column("T", "rows", least=-1, fill=-1, sent="always")]
+    positions: Annotated[Int64s, Column("T", "length", sent="always")]
+    # the token's place in the cache: block * block_size + offset
+    kv_slots: Annotated[Int64s, Column("T", "cache_slots", sent="always")]
 
     # request columns, all [R]
-    slots: Int64s
-    query_lens: Int32s
-    kv_lens: Int32s  # tokens in the cache after this step
-    prompt_lens: Int32s
-    samples: Bools
+    slots: Annotated[Int64s, Column("R", "rows", sent="always")]
+    query_lens: Annotated[Int32s, Column("R", fill=1, sent="always")]
+    # tokens in the cache after this step
+    kv_lens: Annotated[Int32s, Column("R", "length", reaches=True, fill=1, sent="always")]
+    prompt_lens: Annotated[Int32s, Column("R", source="prompt_len", fill=1)]
+    samples: Annotated[Bools, Column("R", fill=True, sent="always")]
 
     # entries of block tables that are new in this step, [E]: all different
-    table_slots: Int64s
-    table_numbers: Int64s  # of each block in its table
-    table_blocks: Int32s
+    table_slots: Annotated[Int64s, Column("E", "rows", sent="always")]
+    table_numbers: Annotated[Int64s, Column("E", "table", sent="always")]  # of a block in its table
+    table_blocks: Annotated[Int32s, Column("E", "blocks", sent="always")]
 
     # sampling columns of the S sampled rows, in row order
-    temperatures: Float32s  # 0 is greedy
-    top_ks: Int32s  # 0 is off
-    top_ps: Float32s  # 1 is off
-    min_ps: Float32s  # 0 is off
-    seeds: Int64s
-    num_logprobs: Int32s  # -1 none; k >= 0: the sampled token and the k most likely, or listed
-    # rows with k >= MAX_NARROW are wide: returned in the result's `wide`, not in its columns
+    seeds: Annotated[Int64s, Column("S", source="seed", sent="drawn")]
+    temperatures: Annotated[Float32s, Column("S", source="temperature", sent="drawn")]  # 0: greedy
+    top_ks: Annotated[Int32s, Column("S", source="top_k")]  # 0 is off
+    top_ps: Annotated[Float32s, Column("S", source="top_p", fill=1)]  # 1 is off
+    min_ps: Annotated[Float32s, Column("S", source="min_p")]  # 0 is off
+    # -1 none; k >= 0: the sampled token and the k most likely, or listed. Rows with
+    # k >= MAX_NARROW are wide: returned in the result's `wide`, not in its columns
+    num_logprobs: Annotated[Int32s, Column("S", source="num_logprobs", fill=-1)]
 
     # masked ids (stop ids while a request is under its min_tokens), as coordinates into [S, vocab]
-    masked_rows: Int64s
-    masked_ids: Int64s
+    masked_rows: Annotated[Int64s, Column("M")]
+    masked_ids: Annotated[Int64s, Column("M")]
 
     # which of the S sampled rows have a grammar, [G]: their masks are passed to `Runner.sample`
-    grammar_rows: Int64s = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    grammar_rows: Annotated[Int64s, Column("G")]
 
     # flags, so that a runner need not inspect columns to choose a branch
     all_greedy: bool
@@ -158,6 +165,48 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
             or len(self.masked_rows) > 0
             or self.awaits_masks
         )
+
+
+COLUMNS = columns_of(StepPlan)
+"""The columns of a plan by name, in the order in which ranks are sent them."""
+
+BY_TOKEN = tuple(name for name, each in COLUMNS.items() if each.declared.over == "T")
+"""Those that recorded forwards read, with others by row."""
+
+
+def sampling_flags(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
+    """The flags of a plan that follow from its sampling columns."""
+    num_logprobs = columns["num_logprobs"]
+    is_wide = num_logprobs >= MAX_NARROW
+    truncates = columns["top_ks"].any() or (columns["top_ps"] < 1).any() or columns["min_ps"].any()
+    return {
+        "all_greedy": not columns["temperatures"].any(),
+        "any_truncation": bool(truncates),
+        "max_logprobs": int(num_logprobs[~is_wide].max(initial=-1)),
+        "any_wide": bool(is_wide.any()),
+    }
+
+
+def blank_plan(*, step: int = 1, num_decodes: int | None = None, **given: Any) -> StepPlan:
+    """A plan of the columns and flags that are given; the others say what asks for nothing.
+
+    There are as many tokens as `token_ids` and rows as `slots`, each of which computes one token
+    unless `query_lens` says more. For trials and tests: a scheduler says all of it.
+    """
+    lens = given.get("query_lens", COLUMNS["query_lens"].blank(len(given["slots"])))
+    samples = given.get("samples", COLUMNS["samples"].blank(len(lens)))
+    nums = {"T": int(lens.sum()), "R": len(lens), "S": int(np.count_nonzero(samples))}
+    columns = {
+        name: given.get(name, each.blank(nums.get(each.declared.over, 0)))
+        for name, each in COLUMNS.items()
+    }
+    if num_decodes is None:
+        num_decodes = int(np.count_nonzero(np.logical_and.accumulate(lens == 1)))
+    return StepPlan(
+        step=step,
+        num_decodes=num_decodes,
+        **sampling_flags(columns) | columns | given,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.step.plan import StepPlan
+from slipstream_core.step.columns import Size
+from slipstream_core.step.plan import COLUMNS, StepPlan
 
 _UNSIGNED = {4: np.uint32, 8: np.uint64}
 _largest = np.maximum.reduce  # `max` costs twice as much for a thousand numbers
@@ -35,19 +36,21 @@ class PlanBounds(NamedTuple):
         """For each column what is added to its numbers, and what they are below then, not being
         negative.
         """
-        # every position of a row, and so every key that is attended to, has a place in its table
-        room = self.max_blocks * self.block_size
-        return {
-            "token_ids": (0, self.vocab_size),
-            "kv_slots": (0, self.num_blocks * self.block_size),
-            "slots": (0, self.max_num_seqs),
-            "table_slots": (0, self.max_num_seqs),
-            "table_numbers": (0, self.max_blocks),
-            "table_blocks": (0, self.num_blocks),
-            "gather_slots": (1, self.max_num_seqs + 1),  # -1: none
-            "kv_lens": (0, room + 1),
-            "positions": (0, room),
+        sizes: dict[Size, int] = {
+            "vocab": self.vocab_size,
+            "cache_slots": self.num_blocks * self.block_size,
+            "rows": self.max_num_seqs,
+            "table": self.max_blocks,
+            "blocks": self.num_blocks,
+            # every position of a row, so every key attended to, has a place in its table
+            "length": self.max_blocks * self.block_size,
         }
+        found = {}
+        for name, column in COLUMNS.items():
+            _, below, least, reaches, *_ = column.declared
+            if below is not None:
+                found[name] = -least, sizes[below] - least + reaches
+        return found
 
     def check(self, plan: StepPlan) -> None:
         """Raises PlanBoundsError."""

@@ -16,13 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.step.plan import PromptPlan, StepPlan
+from slipstream_core.step.columns import PlanColumn
+from slipstream_core.step.plan import COLUMNS, PromptPlan, StepPlan
 from slipstream_core.step.plan_check import PlanBounds
 from slipstream_ipc.native.extension import load_extension
 
@@ -33,17 +35,17 @@ class PlanBytesError(ValueError):
     """Bytes that are no plan, or a plan that has no place in its buffer."""
 
 
-class _PlanField(NamedTuple):
-    name: str
-    dtype: np.dtype[Any]
-    length: str  # which of the counts
+def _sent(over: str) -> tuple[PlanColumn, ...]:
+    """The columns over T, R, E or S that are sent."""
+    columns = (each for each in COLUMNS.values() if each.declared.sent != "never")
+    return tuple(each for each in columns if each.declared.over == over)
 
 
-def _fields(length: str, **dtypes: type[np.generic]) -> tuple[_PlanField, ...]:
-    return tuple(_PlanField(name, np.dtype(dtype), length) for name, dtype in dtypes.items())
+def _digest(*columns: PlanColumn) -> int:
+    said = repr([(each.name, each.dtype.str) for each in columns]).encode()
+    return int.from_bytes(blake2b(said, digest_size=7).digest(), "little")
 
 
-_MAGIC: Final = 0x33_4E_41_4C_50_50_49_4C  # changes with the layout
 # tokens, rows, rows that are drawn from slices, entries of tables, scored positions
 _COUNTS: Final = ("T", "R", "S", "E", "N")
 _NUM_FIXED: Final = 3  # of these; the others change from one decode step to the next
@@ -56,32 +58,18 @@ _WORDS: Final = _NUM_SCALARS + len(_COUNTS)
 _HEADER_BYTES: Final = 8 * _WORDS
 _ANY: Final = 0, 2**64 - 1  # no bounds
 
-_PLAN_FIELDS: Final = (
-    *_fields("T", token_ids=np.int64, gather_slots=np.int64, positions=np.int64, kv_slots=np.int64),
-    *_fields("R", slots=np.int64, query_lens=np.int32, kv_lens=np.int32, samples=np.bool_),
-)
-_DRAWN_FIELDS: Final = _fields("S", seeds=np.int64, temperatures=np.float32)
-_TABLE_FIELDS: Final = _fields(
-    "E", table_slots=np.int64, table_numbers=np.int64, table_blocks=np.int32
-)
+_PLAN_FIELDS: Final = (*_sent("T"), *_sent("R"))
+_DRAWN_FIELDS: Final = _sent("S")
+_TABLE_FIELDS: Final = _sent("E")
+# changes with the layout
+_MAGIC: Final = _digest(*_PLAN_FIELDS, *_DRAWN_FIELDS, *_TABLE_FIELDS)
 
 _NO_LONGS: Final = np.empty(0, np.int64)
-_NO_INTS: Final = np.empty(0, np.int32)
-_NO_FLOATS: Final = np.empty(0, np.float32)
 _UNSAMPLED: Final[dict[str, Any]] = {
-    "prompt_lens": _NO_INTS,
-    "temperatures": _NO_FLOATS,
-    "top_ks": _NO_INTS,
-    "top_ps": _NO_FLOATS,
-    "min_ps": _NO_FLOATS,
-    "seeds": _NO_LONGS,
-    "num_logprobs": _NO_INTS,
-    "masked_rows": _NO_LONGS,
-    "masked_ids": _NO_LONGS,
-    "grammar_rows": _NO_LONGS,
     "all_greedy": True,
     "any_truncation": False,
     "max_logprobs": -1,
+    **{name: each.blank(0) for name, each in COLUMNS.items() if each.declared.sent != "always"},
 }
 
 
@@ -165,7 +153,7 @@ class PlanBuffer:
         fields = []
         at = _HEADER_BYTES
         for field in (*_fixed_fields(named["S"]), *_TABLE_FIELDS):
-            num, item = named[field.length], field.dtype.itemsize
+            num, item = named[field.declared.over], field.dtype.itemsize
             checked = checks.get(field.name, _ANY)
             fields.append((field.name, field.dtype.kind, at, item, num, *checked))
             at += _padded(max(num, 0) * item)
@@ -231,7 +219,7 @@ class PlanBuffer:
         named = dict(zip(_COUNTS, counts, strict=True))
         self._columns, at = {}, _HEADER_BYTES
         for field in _fixed_fields(named["S"]):
-            num = named[field.length]
+            num = named[field.declared.over]
             column = np.empty(0, field.dtype)
             if num:  # frombuffer refuses to begin at the buffer's end
                 column = np.frombuffer(self._buffer, field.dtype, num, at)
@@ -294,7 +282,7 @@ def _slices(plan: StepPlan) -> int:
     return _TRUNCATED if plan.any_truncation else _DRAWN
 
 
-def _fixed_fields(num_drawn: int) -> tuple[_PlanField, ...]:
+def _fixed_fields(num_drawn: int) -> tuple[PlanColumn, ...]:
     return (*_PLAN_FIELDS, *_DRAWN_FIELDS) if num_drawn else _PLAN_FIELDS
 
 
@@ -309,7 +297,7 @@ def _size(counts: tuple[int, ...]) -> int:
 def _fixed_size(fixed: tuple[int, ...]) -> int:
     named = dict(zip(_COUNTS, fixed, strict=False))
     fields = _fixed_fields(named["S"])
-    sizes = (_padded(named[each.length] * each.dtype.itemsize) for each in fields)
+    sizes = (_padded(named[each.declared.over] * each.dtype.itemsize) for each in fields)
     return _HEADER_BYTES + sum(sizes)
 
 
