@@ -47,7 +47,7 @@ from slipstream_core.scheduler.request_table import (
     SlotTable,
 )
 from slipstream_core.scheduler.running_set import RunningSet
-from slipstream_core.scheduler.step_builder import TokenColumns, build_plan, token_columns
+from slipstream_core.scheduler.step_builder import PlanBuilder, TokenColumns, token_columns
 from slipstream_core.scheduler.suspects import SuspectQueue
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.step.plan import StepPlan
@@ -135,6 +135,7 @@ class Scheduler:
         self._reasoning = ReasoningRows(self._requests)
         self._suspects = SuspectQueue(self._requests)
         self._in_flight = LaunchedSteps()
+        self._builder = PlanBuilder(self._requests, tokens)
         self._batch: DecodeBatch | None = None  # while the same requests decode, one token each
         self._streak = DecodeStreak()  # of the rows sampled last
         self._has_states = has_states
@@ -584,9 +585,8 @@ class Scheduler:
     def _launch(
         self, columns: TokenColumns, rows: RowSet, generations: Int64s, *, num_decodes: int
     ) -> StepPlan:
-        requests = self._requests
         self._step += 1
-        plan = build_plan(requests, columns, self._tokens, step=self._step, num_decodes=num_decodes)
+        plan = self._builder.build(columns, step=self._step, num_decodes=num_decodes)
         is_suspect = self._suspects.has(int(rows.array[0]))
         uses = self._blocks.take_uses()
         self._in_flight.launch(
