@@ -37,7 +37,7 @@ _GATHERED = {
 
 
 # the columns that differ between steps of the same rows
-_NOTHING_BY_STEP = {
+_NOTHING_BY_STEP: dict[str, Any] = {
     name: each.blank(0)
     for name, each in COLUMNS.items()
     if each.declared.over in ("T", "E", "M", "G") or name == "kv_lens"

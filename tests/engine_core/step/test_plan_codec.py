@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.sampling_plans import Row, plan_of
 
-from slipstream_core.step.plan import PromptPlan, StepPlan
+from slipstream_core.step.plan import COLUMNS, PromptPlan, StepPlan
 from slipstream_core.step.plan_codec import (
     PlanBuffer,
     PlanBytesError,
@@ -44,9 +44,19 @@ def plans(draw: st.DrawFn) -> StepPlan:
     def longs(count: int, end: int = 1 << 62) -> np.ndarray[Any, np.dtype[np.int64]]:
         return rng.integers(-end, end, count)
 
-    def ints(count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-        return rng.integers(-(1 << 31), 1 << 31, count, np.int32)
+    def any_of(dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
+        if dtype.kind == "f":
+            return rng.random(count, dtype.type)
+        return (
+            longs(count) if dtype == np.int64 else rng.integers(-(1 << 31), 1 << 31, count, dtype)
+        )
 
+    nums = {"T": tokens, "R": rows, "S": sampled, "E": entries, "M": masked, "G": 0}
+    columns = {
+        name: any_of(each.dtype, nums[each.declared.over])
+        for name, each in COLUMNS.items()
+        if name != "samples"
+    }
     prompt = PromptPlan(
         rows=rng.integers(0, max(rows, 1), len(scored)),
         starts=longs(len(scored)),
@@ -55,30 +65,16 @@ def plans(draw: st.DrawFn) -> StepPlan:
         tokens=rng.integers(0, max(tokens, 1), int(scored.sum())),
         targets=longs(int(scored.sum())),
     )
+    columns |= {
+        "query_lens": lens,
+        "samples": samples,
+        "masked_rows": rng.integers(0, max(sampled, 1), masked),
+        "grammar_rows": np.arange(draw(st.integers(0, sampled))),
+    }
     return StepPlan(
         step=draw(st.integers(0, 1 << 62)),
         num_decodes=num_decodes,
-        token_ids=longs(tokens),
-        gather_slots=longs(tokens),
-        positions=longs(tokens),
-        kv_slots=longs(tokens),
-        slots=longs(rows),
-        query_lens=lens,
-        kv_lens=ints(rows),
-        prompt_lens=ints(rows),
-        samples=samples,
-        table_slots=longs(entries),
-        table_numbers=longs(entries),
-        table_blocks=ints(entries),
-        temperatures=rng.random(sampled, np.float32),
-        top_ks=ints(sampled),
-        top_ps=rng.random(sampled, np.float32),
-        min_ps=rng.random(sampled, np.float32),
-        seeds=longs(sampled),
-        num_logprobs=ints(sampled),
-        masked_rows=rng.integers(0, max(sampled, 1), masked),
-        masked_ids=longs(masked),
-        grammar_rows=np.arange(draw(st.integers(0, sampled))),
+        **columns,
         all_greedy=draw(st.booleans()),
         any_truncation=draw(st.booleans()),
         any_wide=draw(st.booleans()),
