@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from tests.helpers.http_answer import CARD
 
+from slipstream.client.placing.prompt_keys import prompt_key
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
-from slipstream.fleet.prompt_keys import prompt_key
 from slipstream.http.answers.answer_plan import AnswerPlan
-from slipstream.http.endpoints.chat import plan_chat, read_chat
-from slipstream.http.endpoints.completions import plan_completion, read_completion
+from slipstream.http.planning.chat import plan_chat, read_chat
+from slipstream.http.planning.completions import plan_completion, read_completion
 from slipstream.packed_prompts import PACKED_BYTES, messages_of, packed, prompt_text_of
 from slipstream.request.requests import new_submit
 from slipstream_ipc.columns import pack_u32

@@ -18,9 +18,9 @@ from slipstream.cli.main import _parser
 from slipstream.client.call_options import options_for_many, options_for_one
 from slipstream.errors import SlipstreamError
 from slipstream.http.api_errors import ApiError
-from slipstream.http.endpoints.chat import read_chat
-from slipstream.http.endpoints.completions import read_completion
 from slipstream.http.endpoints.openapi import ENDPOINTS
+from slipstream.http.planning.chat import read_chat
+from slipstream.http.planning.completions import read_completion
 from slipstream.request.requests import checked_params
 from slipstream.vllm_names import CALL_OPTIONS, LLM_MEMBERS, SAMPLING_PARAMS
 

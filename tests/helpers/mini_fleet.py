@@ -12,8 +12,8 @@ from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.stepped_client import Reading
 
 from slipstream.client.connection.fleet_session import FleetSession
+from slipstream.client.placing.moves import MoveSettings
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.fleet.moves import MoveSettings
 from slipstream.request.parallel_sampling import params_of_answers
 from slipstream.request.requests import checked_params, new_resume, new_submit, new_submits
 

@@ -14,7 +14,7 @@ from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.ray_cluster import RayCluster
 
 from slipstream.client.endpoints import check_member
-from slipstream.fleet.members import member_source
+from slipstream.client.placing.discovery import member_source
 from slipstream_ipc.transport.curve import Access
 
 # what a connection to Ray finds there of fleets

@@ -7,7 +7,7 @@ from typing import Any
 
 import zmq
 
-from slipstream.client.connection.session import ClientSession
+from slipstream.client.connection.link_session import ClientSession
 from slipstream.client.connection.stack_session import StackSession
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.outputs import Delta, end_of

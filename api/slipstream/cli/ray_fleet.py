@@ -15,8 +15,8 @@ from slipstream.cli.options.parser import Command, Parser, add_commands
 from slipstream.cli.options.stack_options import add_settings, given_settings
 from slipstream.cli.replicas import show_replicas
 from slipstream.client.endpoints import KEYS_VARIABLE, default_runtime_dir
+from slipstream.client.placing.discovery import FLEET_NAME, INSTALL_RAY, MAX_MEMBERS, RAY, has_ray
 from slipstream.errors import missing_option, wrong_option
-from slipstream.fleet.members import FLEET_NAME, INSTALL_RAY, MAX_MEMBERS, RAY, has_ray
 from slipstream.ray_fleet.actor_messages import FleetSpec, FleetStatus, ScaleGoal, decoded
 from slipstream.ray_fleet.cluster_address import check_reachable, cluster_address
 from slipstream.ray_fleet.replica import at_host

@@ -14,7 +14,7 @@ from slipstream.client.connection.fleet_session import FleetSession
 from slipstream.client.connection.server_session import SessionOpener
 from slipstream.client.connection.stack_session import StackSession
 from slipstream.client.endpoints import default_address, server_endpoint
-from slipstream.fleet.replica_status import ReplicaStatus
+from slipstream.client.placing.replica_status import ReplicaStatus
 from slipstream_ipc.transport.curve import Access
 from slipstream_ipc.transport.poller import Poller
 

@@ -37,14 +37,14 @@ from slipstream.cli.options.parser import Parser
 from slipstream.cli.server_choice import access_of, add_client_options, running_or_started
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.client.endpoints import server_endpoint
+from slipstream.client.placing.discovery import names_fleet
 from slipstream.errors import BadRequestError, EngineError, wrong_option
-from slipstream.fleet.members import names_fleet
 from slipstream.http.api_errors import bad_field
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
 from slipstream.http.endpoints.model_endpoints import ModelEndpoints
-from slipstream.http.endpoints.served_model import tokenizer_of
 from slipstream.http.openai.vocabulary import TextsByModel
+from slipstream.http.planning.served_model import tokenizer_of
 from slipstream.http.response_encoding import Response
 from slipstream_ipc.messages import Fault
 from slipstream_ipc.transport.addresses import IPC

@@ -21,9 +21,9 @@ from slipstream.client.endpoints import (
     default_runtime_dir,
     server_endpoint,
 )
+from slipstream.client.placing.discovery import DNS, FILE, RAY, names_fleet
 from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import ConnectionLostError, SlipstreamError, wrong_option
-from slipstream.fleet.members import DNS, FILE, RAY, names_fleet
 from slipstream.progress import Progress
 from slipstream.request.served_models import checked_model
 from slipstream.stack.plan.model_source import model_and_tokenizer

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from slipstream.client.placing.discovery import member_source, names_fleet
 from slipstream.errors import ConnectionLostError, bad_request
-from slipstream.fleet.members import member_source, names_fleet
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Fault
 from slipstream_ipc.transport.addresses import (

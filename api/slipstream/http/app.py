@@ -47,10 +47,10 @@ from slipstream.http.endpoints.response_endpoints import PATH
 from slipstream.http.endpoints.response_endpoints import PREFIX as RESPONSES
 from slipstream.http.endpoints.resume import PREFIX as STREAMS
 from slipstream.http.endpoints.resume import last_event_id
-from slipstream.http.endpoints.served_model import served_model, served_models
 from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.openai.response_bodies import Health, Model, Models, Version
 from slipstream.http.openai.vocabulary import TextsByModel
+from slipstream.http.planning.served_model import served_model, served_models
 from slipstream.http.response_encoding import Response, json_response
 from slipstream.http.server.cors import Cors
 from slipstream.http.server.hosts import Hosts

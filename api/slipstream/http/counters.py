@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from slipstream.fleet.router_counters import RouterCounters, Why
+from slipstream.client.placing.router_counters import RouterCounters, Why
 from slipstream_ipc.telemetry.statistics import FrontCounters, FrontGauges, FrontNumbers
 
 CLIENT_CLOSED = 499

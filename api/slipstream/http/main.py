@@ -27,14 +27,14 @@ from slipstream.client.endpoints import (
     http_detail,
     server_endpoint,
 )
+from slipstream.client.placing.discovery import names_fleet
 from slipstream.errors import ConnectionLostError, SlipstreamError
-from slipstream.fleet.members import names_fleet
 from slipstream.http.app import App
 from slipstream.http.config import FrontConfig
 from slipstream.http.counters import with_router
 from slipstream.http.credentials import Credentials
-from slipstream.http.endpoints.served_model import tokenizer_of
 from slipstream.http.openai.vocabulary import TextsByModel
+from slipstream.http.planning.served_model import tokenizer_of
 from slipstream.http.server.access_log import AccessLog, access_logger
 from slipstream.http.server.cors import Cors
 from slipstream.http.server.hosts import hosts_of

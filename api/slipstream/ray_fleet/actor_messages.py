@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from slipstream.fleet.replica_status import ReplicaStatus
+from slipstream.client.placing.replica_status import ReplicaStatus
 from slipstream.ray_fleet.scaling import ReplicaBounds
 from slipstream.stack.settings import StackSettings
 from slipstream_ipc.messages import Load

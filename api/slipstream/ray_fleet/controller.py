@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal, Protocol
 
-from slipstream.fleet.replica_status import ReplicaStatus
+from slipstream.client.placing.replica_status import ReplicaStatus
 from slipstream.ray_fleet.actor_messages import FleetSpec, FleetStatus, ReplicaReport, ScaleGoal
 from slipstream.ray_fleet.scaling import Autoscaler, ReplicaBounds
 from slipstream_ipc.backoff import RestartBackoff

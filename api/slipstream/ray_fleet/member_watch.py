@@ -1,4 +1,4 @@
-"""Says where the replicas of a fleet on Ray are: see `slipstream.fleet.member_feed`.
+"""Says where the replicas of a fleet on Ray are: see `slipstream.client.placing.member_feed`.
 
 It is a process of its own, started by a front or a client with the fleet's name, as Ray ends a
 process whose cluster is lost.

@@ -13,10 +13,10 @@ import time
 import numpy as np
 
 from slipstream.cli.options.parser import Parser
-from slipstream.fleet.member_load import MemberLoad
-from slipstream.fleet.placement import Placement
-from slipstream.fleet.prefix_memory import load_native
-from slipstream.fleet.prompt_keys import chat_key
+from slipstream.client.placing.member_load import MemberLoad
+from slipstream.client.placing.placement import Placement
+from slipstream.client.placing.prefix_memory import load_native
+from slipstream.client.placing.prompt_keys import chat_key
 from slipstream_bench.common.measures import Row
 from slipstream_bench.common.options import Option, add, fill_in, integer, many
 from slipstream_bench.common.report import (

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slipstream.cli.options.parser import Parser
+from slipstream.client.placing.discovery import MAX_MEMBERS
 from slipstream.errors import wrong_option
-from slipstream.fleet.members import MAX_MEMBERS
 from slipstream.stack.log_level import log_level
 from slipstream_bench.common.options import (
     Option,

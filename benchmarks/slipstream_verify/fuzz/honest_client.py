@@ -13,7 +13,7 @@ import zmq
 from msgspec import Struct
 
 from slipstream.client.base import new_state
-from slipstream.client.connection.session import ClientSession
+from slipstream.client.connection.link_session import ClientSession
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.outputs import join
 from slipstream_ipc.messages import SamplingParams

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from slipstream.fleet.router_counters import LONGEST_NAME, MovedWhy, RouterCounters
+from slipstream.client.placing.router_counters import LONGEST_NAME, MovedWhy, RouterCounters
 from slipstream.http.app import App
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits

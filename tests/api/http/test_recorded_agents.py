@@ -12,10 +12,10 @@ from tests.system.foreign_clients.coding_agents import AGAIN, AGENTS, ANSWER, FI
 
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.anthropic.chat_request import chat_request
-from slipstream.http.endpoints.chat import plan_chat, read_chat
-from slipstream.http.endpoints.messages import read_messages
-from slipstream.http.endpoints.response_plan import new_response
+from slipstream.http.anthropic.messages import read_messages
 from slipstream.http.openai.ignored_fields import IgnoredFields
+from slipstream.http.planning.chat import plan_chat, read_chat
+from slipstream.http.responses.response_plan import new_response
 from slipstream.http.responses.responses_request import read_response_request
 
 RECORDED = sorted(path.stem for path in RECORDINGS.glob("*.jsonl"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from slipstream.cli.main import main
-from slipstream.fleet.prompt_keys import chat_key
+from slipstream.client.placing.prompt_keys import chat_key
 from slipstream_lab.fleet.route import _turns
 
 

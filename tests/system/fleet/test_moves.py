@@ -17,9 +17,9 @@ from tests.helpers.stepped_client import Reading
 from slipstream import ClosedError, SlipstreamError, SupersededError
 from slipstream.client.connection.fleet_session import FleetSession
 from slipstream.client.endpoints import LOCK_NAME
+from slipstream.client.placing import moves
+from slipstream.client.placing.moves import MoveSettings
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.fleet import moves
-from slipstream.fleet.moves import MoveSettings
 from slipstream.prompt_logprobs import prompt_logprobs_of
 from slipstream.request.requests import checked_params, new_resume, new_submit
 from slipstream_ipc.messages import (

@@ -16,7 +16,6 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import BadRequestError, Client
 from slipstream.cli.keys import add_client, add_front, make_folder
-from slipstream.client.connection import fleet_members
 from slipstream.client.connection.stack_session import StackSession
 from slipstream.demo_model import MODEL_PATH
 
@@ -100,7 +99,7 @@ def test_a_replica_of_another_key_is_named_once_and_the_others_serve(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often it is tried, which side is at fault is for the one who reads the log to say."""
-    monkeypatch.setattr(fleet_members, "_SHUT_S", 0.0)
+    monkeypatch.setattr("slipstream.client.connection.members._SHUT_S", 0.0)
     own, others = tmp_path / "own", tmp_path / "others"
     make_folder(own)
     make_folder(others)

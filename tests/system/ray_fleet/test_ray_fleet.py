@@ -24,8 +24,8 @@ from tests.helpers.stacks import spareless_stack
 
 import slipstream
 from slipstream.cli.main import main
+from slipstream.client.placing.discovery import has_ray
 from slipstream.demo_model import MODEL_PATH
-from slipstream.fleet.members import has_ray
 
 pytestmark = [
     pytest.mark.skipif(not has_ray(), reason="Ray is not installed here: scripts/ray-tests"),

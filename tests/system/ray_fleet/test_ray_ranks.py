@@ -16,7 +16,7 @@ from tests.helpers.ray_commands import Members, groups_and_actors, in_cluster, r
 from tests.helpers.stacks import spareless_stack
 
 import slipstream
-from slipstream.fleet.members import has_ray
+from slipstream.client.placing.discovery import has_ray
 
 pytestmark = [
     pytest.mark.skipif(not has_ray(), reason="Ray is not installed here: scripts/ray-tests"),

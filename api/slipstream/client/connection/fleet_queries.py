@@ -15,7 +15,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from slipstream.client.connection.fleet_members import FleetMember, FleetMembers
+from slipstream.client.connection.members import FleetMember, FleetMembers
 from slipstream.client.connection.queries import PendingQuery, Post, Query
 from slipstream.errors import SlipstreamError
 from slipstream_ipc.messages import (

@@ -17,21 +17,21 @@ from typing import Any
 
 import zmq
 
-from slipstream.client.connection.fleet_members import FleetMember, FleetMembers
 from slipstream.client.connection.fleet_queries import FleetQueries, ask_all
+from slipstream.client.connection.link_session import TICK_S, LinkOptions
+from slipstream.client.connection.members import FleetMember, FleetMembers
+from slipstream.client.connection.moving import StreamRouter
 from slipstream.client.connection.queries import Post, Query
-from slipstream.client.connection.session import TICK_S, LinkOptions
 from slipstream.client.connection.stack_session import Handover, StackSession
-from slipstream.client.connection.stream_router import StreamRouter
 from slipstream.client.connection.stream_search import StreamSearch
 from slipstream.client.endpoints import access_to, check_member
+from slipstream.client.placing.discovery import LearnedMembers, MemberSource, member_source
+from slipstream.client.placing.moves import Moves, MoveSettings, ReaderProgress
+from slipstream.client.placing.replica_status import ReplicaStatus
+from slipstream.client.placing.router_counters import RouterCounters
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
 from slipstream.errors import SlipstreamError
-from slipstream.fleet.members import LearnedMembers, MemberSource, member_source
-from slipstream.fleet.moves import Moves, MoveSettings, ReaderProgress
-from slipstream.fleet.replica_status import ReplicaStatus
-from slipstream.fleet.router_counters import RouterCounters
 from slipstream_ipc.messages import (
     WANTS_LOAD,
     WANTS_MEMBERS,

@@ -20,13 +20,13 @@ from typing import Any
 import zmq
 
 from slipstream.client.connection.fleet_session import FleetSession, Statements
+from slipstream.client.connection.link_session import GOODBYE_S
 from slipstream.client.connection.queries import Query
 from slipstream.client.connection.server_session import ServerSession, SessionOpener
-from slipstream.client.connection.session import GOODBYE_S
+from slipstream.client.placing.replica_status import ReplicaStatus
+from slipstream.client.placing.router_counters import RouterCounters
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
-from slipstream.fleet.replica_status import ReplicaStatus
-from slipstream.fleet.router_counters import RouterCounters
 from slipstream_ipc.messages import Fault, ModelCard
 from slipstream_ipc.process import next_multiple
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer

@@ -11,7 +11,7 @@ import zmq
 from slipstream.client.connection.fleet_session import FleetSession
 from slipstream.client.connection.stack_session import Handover, StackSession
 from slipstream.client.endpoints import check_member
-from slipstream.fleet.members import LearnedMembers, names_fleet
+from slipstream.client.placing.discovery import LearnedMembers, names_fleet
 from slipstream_ipc.messages import WANTS_MEMBERS
 from slipstream_ipc.transport.curve import Access
 

@@ -21,13 +21,13 @@ from typing import Any, Unpack
 import zmq
 from msgspec.structs import replace
 
-from slipstream.client.connection.queries import PendingQuery, Post, Query
-from slipstream.client.connection.session import (
+from slipstream.client.connection.link_session import (
     TICK_S,
     ClientSession,
     LinkOptions,
     SessionObserver,
 )
+from slipstream.client.connection.queries import PendingQuery, Post, Query
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import CarriedStream
 from slipstream.errors import SlipstreamError

@@ -12,12 +12,12 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from slipstream.client.connection.fleet_members import FleetMember, FleetMembers
 from slipstream.client.connection.fleet_queries import AnswerOfAll, ask_all
-from slipstream.client.connection.stream_router import StreamRouter
+from slipstream.client.connection.members import FleetMember, FleetMembers
+from slipstream.client.connection.moving import StreamRouter
+from slipstream.client.placing.moves import MoveSettings
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
-from slipstream.fleet.moves import MoveSettings
 from slipstream_ipc.messages import Locate, Located, Superseded
 
 _LOCATE_S = 2.0  # for replicas to say whether they have a stream

@@ -16,10 +16,10 @@ from typing import Any
 
 import zmq
 
+from slipstream.client.connection.link_session import GOODBYE_S
 from slipstream.client.connection.mailbox import Mailbox
 from slipstream.client.connection.queries import Query
 from slipstream.client.connection.server_session import ServerSession, SessionOpener
-from slipstream.client.connection.session import GOODBYE_S
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
 from slipstream_ipc.messages import Fault, ModelCard

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from slipstream.fleet.replica_status import ReplicaStatus
+from slipstream.client.placing.replica_status import ReplicaStatus
 from slipstream.http.response_encoding import Response, json_response
 from slipstream_ipc.telemetry.spans import SPAN_US, Spans
 from slipstream_ipc.telemetry.statistics import (

@@ -24,7 +24,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from slipstream.fleet.replica_status import ReplicaStatus
+from slipstream.client.placing.replica_status import ReplicaStatus
 from slipstream.http.response_encoding import Response
 from slipstream_ipc.messages import Load
 from slipstream_ipc.telemetry.statistics import (

@@ -1,1 +1,1 @@
-"""Answers: the plan of one, its running streams, and writing it as a stream of events or whole."""
+"""Answers: the plan of one, its running streams, blocks, and writing it as events or whole."""

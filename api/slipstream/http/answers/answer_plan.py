@@ -14,9 +14,9 @@ from msgspec import UNSET, Raw, UnsetType
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.delta_batch import TokenLogprobs
+from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.echo import Echo
 from slipstream.http.answers.event_ids import MAX_CURSORS, AnswerId, StreamCursor, checksum_of
-from slipstream.http.blocks.block_printer import BlockShape
 from slipstream.http.openai.answer_parts import AnswerParts
 from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.response_bodies import Choice, Logprobs, LogprobsById

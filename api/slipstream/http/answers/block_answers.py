@@ -19,12 +19,8 @@ from functools import partial
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
-from slipstream.http.answers.broadcast import ChunkFrame
-from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
-from slipstream.http.answers.stream_queue import StreamQueue
-from slipstream.http.api_errors import ApiError
-from slipstream.http.blocks.block_logprobs import LoggedDeltas, Made
-from slipstream.http.blocks.block_printer import (
+from slipstream.http.answers.block_logprobs import LoggedDeltas, Made
+from slipstream.http.answers.block_printer import (
     NOTHING,
     AnswerHead,
     BlockPrinter,
@@ -33,7 +29,11 @@ from slipstream.http.blocks.block_printer import (
     NumberedEvent,
     blocks_of,
 )
-from slipstream.http.blocks.blocks import Block, BlockKind, BlockReader
+from slipstream.http.answers.blocks import Block, BlockKind, BlockReader
+from slipstream.http.answers.broadcast import ChunkFrame
+from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
+from slipstream.http.answers.stream_queue import StreamQueue
+from slipstream.http.api_errors import ApiError
 from slipstream.http.openai.response_bodies import Usage
 from slipstream.http.time_slice import Parts, run_all
 from slipstream.outputs import Delta, events_of, id_column_of, join, kind_of

@@ -29,11 +29,11 @@ from slipstream.errors import (
     of_prompt,
 )
 from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape, prompt_name
+from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.broadcast import Broadcast
 from slipstream.http.answers.echo import echo_logprobs
 from slipstream.http.answers.event_ids import EventId, EventIdWriter, StreamCursor
 from slipstream.http.api_errors import ApiError, error_of
-from slipstream.http.blocks.block_printer import BlockShape
 from slipstream.http.changed_turns import tell_changed_turns
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, HttpRequest

@@ -24,7 +24,9 @@ from slipstream.delta_batch import TokenLogprobs
 from slipstream.errors import StreamLostError
 from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape, ChoiceContent
 from slipstream.http.answers.block_answers import StreamedBlocks, UnaryBlocks
+from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.broadcast import ChunkFrame
+from slipstream.http.answers.content_tokens import content_logprobs
 from slipstream.http.answers.event_ids import EventCursor, StreamCursor
 from slipstream.http.answers.live_answer import (
     AnswerContext,
@@ -32,8 +34,6 @@ from slipstream.http.answers.live_answer import (
 )
 from slipstream.http.answers.stream_queue import StreamQueue
 from slipstream.http.answers.unary import UnaryAnswer
-from slipstream.http.blocks.block_printer import BlockShape
-from slipstream.http.blocks.content_tokens import content_logprobs
 from slipstream.http.exchange import Exchange
 from slipstream.http.openai.answer_parts import (
     AnswerParts,

@@ -15,9 +15,9 @@ from msgspec import UNSET, Raw
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
 from slipstream.http.answers.answer_plan import AnswerShape, ChoiceContent
+from slipstream.http.answers.content_tokens import only_content
 from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
 from slipstream.http.api_errors import ApiError
-from slipstream.http.blocks.content_tokens import only_content
 from slipstream.http.openai.answer_parts import finish_reason, has_ended_call, parts_of
 from slipstream.http.openai.custom_tools import CustomCalls
 from slipstream.http.openai.logprob_bodies import TextPosition

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: its JSON, and how its messages become those of a chat."""
+"""Anthropic's Messages API: its JSON, its messages as those of a chat, its endpoints."""

@@ -1,1 +1,1 @@
-"""The endpoints of models and tokenizers: OpenAI's, Anthropic's, /generate, and resuming."""
+"""What the routes of models lead to, whichever API they are of; resuming; the API's description."""

@@ -22,40 +22,40 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
-from slipstream.http.api_errors import ApiError
-from slipstream.http.auth import ApiKeys
-from slipstream.http.config import Limits
-from slipstream.http.endpoints.abort import abort
-from slipstream.http.endpoints.chat import plan_chat, read_chat
-from slipstream.http.endpoints.completions import plan_completion, read_completion
-from slipstream.http.endpoints.generate import plan_generation, read_generate
-from slipstream.http.endpoints.messages import (
+from slipstream.http.anthropic.messages import (
     count_tokens,
     plan_messages,
     read_count_tokens,
     read_messages,
 )
+from slipstream.http.api_errors import ApiError
+from slipstream.http.auth import ApiKeys
+from slipstream.http.config import Limits
 from slipstream.http.endpoints.response_endpoints import (
     COUNT_PATH,
     PATH,
     ResponseEndpoints,
     Starter,
 )
-from slipstream.http.endpoints.response_plan import KIND
 from slipstream.http.endpoints.resume import (
     accepts_events,
     plan_or_resume,
     plan_resumed_stream,
     resumed_answer,
 )
-from slipstream.http.endpoints.served_model import guarded, served_model, served_models
-from slipstream.http.endpoints.tokenize import detokenize, tokenize, tokenizer_info
 from slipstream.http.exchange import Exchange, Handler, HttpRequest
+from slipstream.http.native.abort import abort
+from slipstream.http.native.generate import plan_generation, read_generate
+from slipstream.http.native.tokenize import detokenize, tokenize, tokenizer_info
 from slipstream.http.openai.body_decoder import check_num_values
 from slipstream.http.openai.ignored_fields import IGNORED_FIELDS, IgnoredFields
 from slipstream.http.openai.request_bodies import SampledRequest
 from slipstream.http.openai.vocabulary import TextsByModel
+from slipstream.http.planning.chat import plan_chat, read_chat
+from slipstream.http.planning.completions import plan_completion, read_completion
+from slipstream.http.planning.served_model import guarded, served_model, served_models
 from slipstream.http.response_encoding import Response
+from slipstream.http.responses.response_plan import KIND
 from slipstream.request.served_models import find_model
 from slipstream.request.trace_context import TRACEPARENT, TRACESTATE, trace_context
 from slipstream_ipc.messages import ModelCard, TraceContext

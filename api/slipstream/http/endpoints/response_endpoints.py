@@ -24,13 +24,29 @@ from slipstream.client.connection.queries import ids_of, new_recall
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.background import start_in_background
+from slipstream.http.answers.block_printer import NOTHING, BlockShape, BlockWriter
 from slipstream.http.answers.event_ids import AnswerId, StreamCursor, parse_event_id
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.api_errors import ApiError, bad_field
 from slipstream.http.auth import ApiKeys
-from slipstream.http.blocks.block_printer import NOTHING, BlockShape, BlockWriter
-from slipstream.http.endpoints.chat import prompt_query
-from slipstream.http.endpoints.response_plan import (
+from slipstream.http.endpoints.resume import last_event_id, plan_or_resume
+from slipstream.http.exchange import Exchange, Handler, HttpRequest
+from slipstream.http.openai.ignored_fields import IgnoredFields
+from slipstream.http.planning.chat import prompt_query
+from slipstream.http.planning.served_model import (
+    ask,
+    guarded,
+    respond_when_done,
+    served_model,
+    served_models,
+)
+from slipstream.http.response_encoding import Response, json_response
+from slipstream.http.responses.response_object import (
+    DeletedResponse,
+    InputItemList,
+    InputTokenCount,
+)
+from slipstream.http.responses.response_plan import (
     KIND,
     MAX_RECALLED_BYTES,
     Named,
@@ -39,22 +55,6 @@ from slipstream.http.endpoints.response_plan import (
     new_response,
     stream_id_of,
     unknown_response,
-)
-from slipstream.http.endpoints.resume import last_event_id, plan_or_resume
-from slipstream.http.endpoints.served_model import (
-    ask,
-    guarded,
-    respond_when_done,
-    served_model,
-    served_models,
-)
-from slipstream.http.exchange import Exchange, Handler, HttpRequest
-from slipstream.http.openai.ignored_fields import IgnoredFields
-from slipstream.http.response_encoding import Response, json_response
-from slipstream.http.responses.response_object import (
-    DeletedResponse,
-    InputItemList,
-    InputTokenCount,
 )
 from slipstream.http.responses.response_printer import (
     ID_PREFIX,

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError
 from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape
+from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.event_ids import (
     MAX_CURSORS,
     AnswerId,
@@ -30,11 +31,10 @@ from slipstream.http.answers.event_ids import (
 )
 from slipstream.http.anthropic.message_printer import MESSAGES
 from slipstream.http.api_errors import ApiError, bad_field
-from slipstream.http.blocks.block_printer import BlockShape
-from slipstream.http.endpoints.chat import ChatShape
-from slipstream.http.endpoints.completions import CompletionShape
-from slipstream.http.endpoints.generate import GenerateShape
 from slipstream.http.exchange import HttpRequest
+from slipstream.http.native.generate import GenerateShape
+from slipstream.http.planning.chat import ChatShape
+from slipstream.http.planning.completions import CompletionShape
 from slipstream.http.responses.response_object import ResponseObject
 from slipstream.http.responses.response_printer import response_shape
 from slipstream.request.requests import new_resume

@@ -1,1 +1,1 @@
-"""OpenAI's /v1/responses: its items, the response object, and the events of a stream."""
+"""OpenAI's /v1/responses: its items, its plans, the response object, the events of a stream."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct, structs
 
-from slipstream.http.blocks.block_printer import blocks_of
+from slipstream.http.answers.block_printer import blocks_of
 from slipstream.http.openai.response_bodies import (
     CompletionTokensDetails,
     PromptTokensDetails,

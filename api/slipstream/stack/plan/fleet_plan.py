@@ -17,8 +17,8 @@ from typing import TypeVar
 import msgspec
 
 from slipstream.client.endpoints import client_address
+from slipstream.client.placing.discovery import MAX_MEMBERS
 from slipstream.errors import wrong_option
-from slipstream.fleet.members import MAX_MEMBERS
 from slipstream.stack.plan.nodes import one_machine
 from slipstream.stack.plan.process_plan import plan_fronts, plan_stack
 from slipstream.stack.settings import StackSettings

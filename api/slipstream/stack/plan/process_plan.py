@@ -15,9 +15,9 @@ import msgspec
 import psutil
 
 from slipstream.client.endpoints import check_listener, client_address
+from slipstream.client.placing.discovery import checked_members
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.errors import bad_request, wrong_option
-from slipstream.fleet.members import checked_members
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.children.roles import CORE, WORKER
 from slipstream.stack.log_level import check_log_level

@@ -25,11 +25,11 @@ from slipstream.http.answers.event_ids import parse_event_id
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
 from slipstream.http.config import Limits
-from slipstream.http.endpoints.chat import plan_chat, read_chat
-from slipstream.http.endpoints.completions import plan_completion, read_completion
 from slipstream.http.endpoints.resume import plan_or_resume
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.vocabulary import TextsByModel, TokenText
+from slipstream.http.planning.chat import plan_chat, read_chat
+from slipstream.http.planning.completions import plan_completion, read_completion
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.messages import AnswerEvent, End, EventKind, LogprobColumns
 

@@ -23,7 +23,7 @@ from tests.helpers.message_events import (
 
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.event_ids import parse_event_id
-from slipstream.http.endpoints.messages import plan_messages, read_messages
+from slipstream.http.anthropic.messages import plan_messages, read_messages
 from slipstream.http.endpoints.resume import plan_or_resume
 from slipstream.http.exchange import HttpRequest
 from slipstream_ipc.columns import pack_u32

@@ -24,10 +24,10 @@ from slipstream.http.answers.event_ids import (
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
 from slipstream.http.config import Limits
-from slipstream.http.endpoints.completions import plan_completion, read_completion
 from slipstream.http.endpoints.resume import plan_resumed_stream
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.vocabulary import TextsByModel
+from slipstream.http.planning.completions import plan_completion, read_completion
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import Accepted, LogprobColumns, Superseded, UnknownStreams

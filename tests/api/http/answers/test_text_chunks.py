@@ -26,12 +26,12 @@ from slipstream.http.answers.broadcast import Broadcast
 from slipstream.http.answers.event_ids import AnswerId, EventId, StreamCursor
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import StreamedChoice, start_answer
+from slipstream.http.anthropic.messages import plan_messages, read_messages
 from slipstream.http.config import Limits
-from slipstream.http.endpoints.messages import plan_messages, read_messages
-from slipstream.http.endpoints.response_plan import new_response
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.vocabulary import TextsByModel, TokenText, TokenTexts
 from slipstream.http.response_encoding import json_part
+from slipstream.http.responses.response_plan import new_response
 from slipstream.http.responses.responses_request import read_response_request
 from slipstream.outputs import Delta
 from slipstream_ipc.columns import pack_f32, pack_u32

@@ -22,12 +22,12 @@ from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
 from slipstream.http.api_errors import ApiError
 from slipstream.http.config import Limits
-from slipstream.http.endpoints.chat import plan_chat, read_chat
-from slipstream.http.endpoints.completions import plan_completion, read_completion
-from slipstream.http.endpoints.generate import plan_generation, read_generate
-from slipstream.http.endpoints.response_plan import new_response
 from slipstream.http.exchange import Exchange, HttpRequest
+from slipstream.http.native.generate import plan_generation, read_generate
 from slipstream.http.openai.vocabulary import TextsByModel, TokenTexts
+from slipstream.http.planning.chat import plan_chat, read_chat
+from slipstream.http.planning.completions import plan_completion, read_completion
+from slipstream.http.responses.response_plan import new_response
 from slipstream.http.responses.responses_request import read_response_request
 from slipstream.http.time_slice import TimeSlicedQueue
 from slipstream_ipc.columns import pack_f32, pack_u32

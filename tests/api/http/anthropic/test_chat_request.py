@@ -13,12 +13,12 @@ from tests.helpers.foreign_bodies import recorded_bodies
 
 from slipstream.http.anthropic.chat_request import chat_request
 from slipstream.http.anthropic.message_printer import whole_members
+from slipstream.http.anthropic.messages import read_count_tokens, read_messages
 from slipstream.http.api_errors import ApiError, ErrorShape
-from slipstream.http.endpoints.chat import answer_options_of_body
-from slipstream.http.endpoints.messages import read_count_tokens, read_messages
 from slipstream.http.openai.chat_turns import chat_messages, template_variables
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.openai.request_bodies import ChatRequest
+from slipstream.http.planning.chat import answer_options_of_body
 
 BODY: dict[str, Any] = {
     "model": "m",

@@ -12,9 +12,9 @@ from tests.helpers.fake_worker import MODEL
 
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.api_errors import ApiError
-from slipstream.http.endpoints.chat import plan_chat, read_chat
-from slipstream.http.endpoints.completions import plan_completion, read_completion
 from slipstream.http.openai.ignored_fields import IgnoredFields
+from slipstream.http.planning.chat import plan_chat, read_chat
+from slipstream.http.planning.completions import plan_completion, read_completion
 from slipstream_ipc.messages import ChatMessage, ChatToolCall, FunctionCall, StructuredOutputs
 from slipstream_ipc.transport.codec import decode_params
 

@@ -15,8 +15,6 @@ from slipstream.errors import BadRequestError
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.anthropic.request_bodies import MessagesRequest
 from slipstream.http.api_errors import ApiError
-from slipstream.http.endpoints.chat import plan_chat, read_chat
-from slipstream.http.endpoints.completions import MAX_PROMPTS, plan_completion, read_completion
 from slipstream.http.openai import body_decoder
 from slipstream.http.openai.body_decoder import BodyDecoder, check_num_values
 from slipstream.http.openai.request_bodies import (
@@ -26,6 +24,8 @@ from slipstream.http.openai.request_bodies import (
     CompletionRequest,
     Message,
 )
+from slipstream.http.planning.chat import plan_chat, read_chat
+from slipstream.http.planning.completions import MAX_PROMPTS, plan_completion, read_completion
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import (
     ModelCard,

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.http.api_errors import ApiError
-from slipstream.http.endpoints.chat import read_chat
 from slipstream.http.openai.answer_parts import parts_of
 from slipstream.http.openai.chat_tools import functions_of, with_functions
 from slipstream.http.openai.chat_turns import chat_messages
 from slipstream.http.openai.custom_tools import CustomCalls
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.openai.request_bodies import ChatRequest
+from slipstream.http.planning.chat import read_chat
 from slipstream_ipc.messages import AnswerEvent, EventKind
 
 PATCH: Any = {"type": "custom", "custom": {"name": "patch", "description": "Patches."}}

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.helpers.agent_bodies import AGENT_BODIES, USER
 
 from slipstream.http.api_errors import ApiError
-from slipstream.http.endpoints.chat import read_chat
-from slipstream.http.endpoints.completions import read_completion
 from slipstream.http.openai import ignored_fields
 from slipstream.http.openai.ignored_fields import MAX_NAME_CHARS, MAX_SHOWN, IgnoredFields
+from slipstream.http.planning.chat import read_chat
+from slipstream.http.planning.completions import read_completion
 
 SHOWN = re.compile(r"[A-Za-z0-9_.?(), -]*")
 

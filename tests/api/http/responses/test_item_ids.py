@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.fake_worker import MODEL
 
 from slipstream.http.api_errors import ApiError
-from slipstream.http.endpoints.response_plan import Named, new_response
+from slipstream.http.responses.response_plan import Named, new_response
 from slipstream.http.responses.response_record import KeptResponse
 from slipstream.http.responses.responses_request import read_response_request
 from slipstream_ipc.messages import AnswerEvent, End, EventKind, KeptAnswer

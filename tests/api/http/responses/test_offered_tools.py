@@ -14,8 +14,8 @@ from tests.helpers.fake_worker import MODEL
 
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.api_errors import ApiError
-from slipstream.http.endpoints.response_plan import echo_of, new_response
 from slipstream.http.openai.ignored_fields import IgnoredFields
+from slipstream.http.responses.response_plan import echo_of, new_response
 from slipstream.http.responses.responses_request import read_response_request
 from slipstream_ipc.messages import ChatMessage
 

@@ -20,19 +20,19 @@ from tests.helpers.foreign_bodies import recorded_bodies
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.api_errors import ApiError
 from slipstream.http.endpoints import response_endpoints
-from slipstream.http.endpoints.chat import plan_chat, read_chat
-from slipstream.http.endpoints.response_plan import (
+from slipstream.http.openai.ignored_fields import IgnoredFields
+from slipstream.http.planning.chat import plan_chat, read_chat
+from slipstream.http.response_encoding import Response as HttpResponse
+from slipstream.http.response_encoding import json_response
+from slipstream.http.responses.input_items import InputItem
+from slipstream.http.responses.response_object import ResponseObject
+from slipstream.http.responses.response_plan import (
     MAX_RECALLED_BYTES,
     Named,
     context_of,
     echo_of,
     new_response,
 )
-from slipstream.http.openai.ignored_fields import IgnoredFields
-from slipstream.http.response_encoding import Response as HttpResponse
-from slipstream.http.response_encoding import json_response
-from slipstream.http.responses.input_items import InputItem
-from slipstream.http.responses.response_object import ResponseObject
 from slipstream.http.responses.response_record import (
     KeptInput,
     KeptResponse,

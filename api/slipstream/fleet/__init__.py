@@ -1,1 +1,0 @@
-"""Several replicas behind one address: which of them computes a request."""

@@ -1,1 +1,0 @@
-"""Answers as blocks: content, reasoning and calls as items that begin, grow and end."""

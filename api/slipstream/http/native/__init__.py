@@ -1,0 +1,1 @@
+"""The endpoints that no other API has: /generate, /abort, /tokenize, /detokenize."""
