@@ -24,15 +24,18 @@ INPUT = "input"
 _FREE = "The input of the tool, as free text."
 _BEGIN = re.compile(r'\s*+\{\s*+"input"\s*+:\s*+"')
 _MAX_BEGIN_CHARS = 64
-# Whole characters of a JSON string. A high surrogate waits for what tells whether it is half of a
-# pair, so that any division of the text reads the same.
-_HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
-_CHARACTERS = re.compile(
-    r'(?:[^"\\]++|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
-    rf"|{_HIGH}(?:\\u[dD][c-fC-F][0-9a-fA-F]{{2}}|(?=[^\\]|\\[^u]|\\u(?![dD][c-fC-F])..)))*+",
-    re.DOTALL,
+_HEX = "[0-9a-fA-F]"
+# Whole characters of a JSON string, and escapes that JSON does not have, once that shows. A high
+# surrogate waits for what tells whether it is half of a pair, so that any division reads the same.
+_HIGH = rf"\\u[dD][89abAB]{_HEX}{{2}}"
+_LOW = rf"\\u[dD][c-fC-F]{_HEX}{{2}}"
+_NO_LOW = rf"[^\\]|\\[^u]|\\u(?![dD][c-fC-F])..|\\u[dD][c-fC-F]{_HEX}?[^0-9a-fA-F]"
+_CHARACTER = (
+    rf"\\[^u]|\\u(?![dD][89abAB]){_HEX}{{4}}|\\u{_HEX}{{0,3}}(?=[^0-9a-fA-F])"
+    rf"|{_HIGH}(?:{_LOW}|(?={_NO_LOW}))"
 )
-_MAX_ESCAPE_CHARS = 12
+_CHARACTERS = re.compile(rf'(?:[^"\\]++|{_CHARACTER})*+', re.DOTALL)
+_ESCAPE = re.compile(rf"{_HIGH}{_LOW}|\\u{_HEX}{{0,4}}|\\[^u]", re.DOTALL)
 _HALF = re.compile("[\ud800-\udfff]")
 
 Syntax = Literal["lark", "regex"]
@@ -162,10 +165,7 @@ class InputReader:
         found = _CHARACTERS.match(self._held)
         assert found is not None  # of no characters, at least
         text, self._held = _decoded(found[0]), self._held[found.end() :]
-        if self._held.startswith('"'):
-            self._is_over = True
-        elif len(self._held) >= _MAX_ESCAPE_CHARS:  # it begins with no escape that JSON has
-            text, self._held = text + self._held, ""
+        self._is_over = self._held.startswith('"')
         return text
 
 
@@ -205,12 +205,22 @@ class CustomCalls:
 
 
 def _decoded(characters: str) -> str:
-    """The text of a JSON string's characters, without half characters."""
+    """The text of a JSON string's characters, without half characters; an escape that JSON does not
+    have stays as it is written.
+    """
     try:
         text = json.loads(f'"{characters}"', strict=False)
     except ValueError:
-        return characters
+        text = _ESCAPE.sub(_decoded_escape, characters)
     return _HALF.sub("\ufffd", text)
+
+
+def _decoded_escape(found: re.Match[str]) -> str:
+    try:
+        text: str = json.loads(f'"{found[0]}"')
+    except ValueError:
+        return found[0]
+    return text
 
 
 def _input_of(arguments: str) -> str:

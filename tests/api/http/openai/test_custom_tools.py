@@ -17,7 +17,8 @@ from slipstream.http.openai.custom_tools import (
 )
 
 TEXT = st.text(st.sampled_from('ab"\\\n/{}:u é🏔\x01'), max_size=12)
-WRITTEN = st.text(st.sampled_from('ab"\\{}:,nudD8c0 '), max_size=24)
+PARTS = ["\\u", "\\ud83d", "\\udfd4", "\\udc0", "\\n", "\\q", *'ab"\\{}:,nudD8c0 ']
+WRITTEN = st.lists(st.sampled_from(PARTS), max_size=24).map("".join)
 HALVES = st.lists(st.sampled_from(["\\ud83d", "\\udfd4", "\\u00e9", "\\n", "x"]), max_size=6)
 
 
@@ -43,6 +44,22 @@ def test_a_text_is_read_back(text: str, is_ascii: bool, indent: Any, data: st.Da
 @given(WRITTEN, st.sampled_from(['{"input": "', ""]), st.data())
 def test_every_division_reads_the_same(written: str, begin: str, data: st.DataObject) -> None:
     assert read(cut(begin + written, data)) == read([begin + written])
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("0000\\u000:000000\\n", "0000\\u000:000000\n"),
+        ("\\n\\q\\t", "\n\\q\t"),
+        ("\\ud83d\\udc0x", "\ufffd\\udc0x"),
+        ("\\ud83d\\q", "\ufffd\\q"),
+        ("\\u00e9\\u12", "\u00e9"),  # the rest may be the beginning of an escape
+    ],
+)
+def test_an_escape_that_json_does_not_have_stays_as_written(written: str, expected: str) -> None:
+    whole = '{"input": "' + written
+    assert read([whole]) == expected
+    assert read(list(whole)) == expected
 
 
 @given(HALVES, st.data())
