@@ -196,7 +196,7 @@ class WorkerCounters(Struct, frozen=True, omit_defaults=True):
     stream; tpot_s: of a stream, from its first delta to its end, per token after the first delta;
     e2e_s: from a request's arrival until its end is sent.
     decode_s: from a stream's first delta to its end. prompt_tokens, generation_tokens, max_tokens:
-    of an ended stream. num_answers: that a submitted request asks for.
+    of an ended stream. num_answers: that an accepted request asks for.
     num_exported_spans: spans of traced requests that a collector has taken; num_lost_spans: those
     that none will get.
     """

@@ -49,14 +49,15 @@ class RequestCounters:
         self._max_tokens = BriefHistogramBuilder()
         self._num_answers = BriefHistogramBuilder(BOUNDS_ANSWERS)
 
-    def accepted(self, num_prompt_tokens: int) -> None:
-        """The core has accepted a request."""
+    def accepted(self, num_prompt_tokens: int, *, num_answers: int) -> None:
+        """The core has accepted a stream. num_answers: of its request; 0 for all but one of them.
+
+        Counted here since a worker that dies before is sent the whole request again.
+        """
         self.num_accepted += 1
         self.num_prompt_tokens += num_prompt_tokens
-
-    def submitted(self, num_answers: int) -> None:
-        """A new request for so many answers has been taken in."""
-        self._num_answers.add(num_answers)
+        if num_answers:
+            self._num_answers.add(num_answers)
 
     def rejected(self, code: str) -> None:
         """A request was rejected."""

@@ -222,7 +222,8 @@ class ClientMessages:
         if submit.tenant and not self._share_prefix_cache:
             submit = salted(submit)
         submission = _read(submit)
-        is_new = not submit.was_accepted and self._streams.get(submit.stream_id) is None
+        first = self._streams.get(submit.stream_id)
+        num_answers = 1 + len(submit.others) if first is None else first.num_answers
         for answer in answers_of(submit):
             known = self._streams.get(answer.stream_id)
             if isinstance(submission, Fault):
@@ -239,8 +240,9 @@ class ClientMessages:
                     lifecycle.fail(taken_in, why)
                 else:
                     self._reject(session, answer, Fault("engine", why))
-        if is_new and self._streams.get(submit.stream_id) is not None:
-            lifecycle.submitted(1 + len(submit.others))
+        first = self._streams.get(submit.stream_id)
+        if first is not None and not submit.was_accepted:
+            first.num_answers = num_answers
 
     def _submit(
         self, session: Session[Receipt], submit: Submit, submission: Submission, card: ModelCard

@@ -141,12 +141,11 @@ class StreamLifecycle:
             stream.stage = Stage.RUNNING
             assert stream.registration is not None
             if not stream.registration.was_accepted:
-                self._counters.accepted(len(stream.registration.prompt_ids) // 4)
+                self._counters.accepted(
+                    len(stream.registration.prompt_ids) // 4, num_answers=stream.num_answers
+                )
+                stream.num_answers = 0
             self._readers.accept(stream)
-
-    def submitted(self, num_answers: int) -> None:
-        """A new request for so many answers has been taken in."""
-        self._counters.submitted(num_answers)
 
     def readmission(self, stream: WorkerStream) -> Admit:
         """The registration with which a core that has lost a stream can continue it."""

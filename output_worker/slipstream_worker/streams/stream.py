@@ -100,6 +100,7 @@ class WorkerStream:
     arrived_at: float = 0.0  # when it was submitted; 0.0: to another worker, or its end was sent
     first_at: float = 0.0  # when its first tokens were sent; 0.0: not yet
     first_tokens: int = 0  # number of tokens sent then
+    num_answers: int = 0  # of its request, to be counted once the core has accepted it; 0: nothing
     is_counted: bool = False  # its end was decided and counted by another worker
     is_given_up: bool = False  # to be aborted as soon as it is registered
     is_deleted: bool = False  # for good: its reader gets what is under way, and no other reads it

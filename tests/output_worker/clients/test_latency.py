@@ -171,7 +171,7 @@ def test_ends_and_refusals_are_told_apart():
     counters.finished("length", 0)
     counters.finished("stop", 0)
     counters.rejected("overloaded")
-    counters.accepted(10)
+    counters.accepted(10, num_answers=0)
     found = counters.numbers(WorkerGauges()).counters
     assert found.finished == {"stop": 2, "length": 1}
     assert found.rejected == {"overloaded": 1}

@@ -37,23 +37,23 @@ class Told:
 
     def __init__(self, answer_format: str = "") -> None:
         anybody: Any = Anybody()
-        self.streams, self.columns, counters = (
+        self.streams, self.columns, self.counters = (
             WorkerStreamTable(),
             StreamColumns(None),
             RequestCounters(),
         )
         self.retention = Retention(self.streams, 60.0)
-        readers = StreamReaders(
-            anybody, self.columns, anybody, counters, self.retention, max_unacked=None
+        self.readers = StreamReaders(
+            anybody, self.columns, anybody, self.counters, self.retention, max_unacked=None
         )
-        kept = self.streams, self.columns, readers, self.retention
+        kept = self.streams, self.columns, self.readers, self.retention
         keeper = AnswerKeeper(anybody, self.columns, anybody, max_bytes=0)
-        self.lifecycle = StreamLifecycle(anybody, *kept, anybody, counters, keeper)
+        self.lifecycle = StreamLifecycle(anybody, *kept, anybody, self.counters, keeper)
         self.from_core = CoreMessages(
             anybody,
             self.lifecycle,
             *kept,
-            counters,
+            self.counters,
             anybody,
             anybody,
             tokenizer="t",

@@ -1,0 +1,94 @@
+"""What clients ask of a worker, whose core tests play."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+from tests.output_worker.lifecycle.test_core_messages import CARD, Anybody, Told
+
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.messages import Admitted, OtherAnswer, SamplingParams, Submit
+from slipstream_ipc.telemetry.statistics import WorkerGauges
+from slipstream_worker.lifecycle.client_messages import ClientMessages
+
+IDS = [bytes([at]) * 16 for at in range(1, 5)]
+
+
+class Asked(Told):
+    """A fresh worker, what its core tells it, and what its client asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        anybody: Any = Anybody()
+        self.from_client = ClientMessages(
+            anybody,
+            self.lifecycle,
+            self.streams,
+            self.readers,
+            self.retention,
+            anybody,
+            anybody,
+            anybody,
+            anybody,
+        )
+        self.session: Any = SimpleNamespace(identity=b"client", public_key=b"")
+        self.readers.attach_client(self.session)
+
+    def submit(self, *stream_ids: bytes) -> None:
+        """One Submit for all of these answers."""
+        params = msgspec.Raw(msgspec.msgpack.encode(SamplingParams(detokenize=False)))
+        others = tuple(OtherAnswer(at, each) for at, each in enumerate(stream_ids[1:], 1))
+        message = Submit(0, stream_ids[0], params, token_ids=pack_u32([1, 2]), others=others)
+        self.from_client.handle(self.session, message, CARD)
+
+    def admit(self, stream_id: bytes) -> None:
+        """The core accepts an answer."""
+        self.from_core.handle(Admitted(stream_id, 1 + IDS.index(stream_id)))
+
+    @property
+    def num_answers(self) -> tuple[int, float]:
+        """Requests and answers that `request_params_n` has counted."""
+        counted = self.counters.numbers(WorkerGauges()).counters.num_answers
+        return sum(counted.counts), counted.sum
+
+
+def test_a_request_counts_once_its_first_answer_is_accepted() -> None:
+    asked = Asked()
+    asked.submit(*IDS[:3])
+    assert asked.num_answers == (0, 0)
+    for _ in range(2):  # said again where some of the prompt was found in the cache
+        for stream_id in IDS[:3]:
+            asked.admit(stream_id)
+        assert asked.num_answers == (1, 3)
+
+
+def test_a_request_that_is_sent_again_before_it_is_accepted_counts_once() -> None:
+    asked = Asked()
+    asked.submit(*IDS[:3])
+    asked.submit(*IDS[:3])
+    for stream_id in IDS[:3]:
+        asked.admit(stream_id)
+    asked.submit(*IDS[:3])  # its answer was under way
+    assert asked.num_answers == (1, 3)
+
+
+def test_what_is_left_of_a_request_that_is_sent_again_leaves_its_size() -> None:
+    asked = Asked()
+    asked.submit(*IDS[:3])
+    asked.admit(IDS[1])
+    asked.submit(IDS[0], IDS[2])
+    asked.admit(IDS[0])
+    asked.admit(IDS[2])
+    assert asked.num_answers == (1, 3)
+
+
+def test_a_request_that_a_worker_dies_over_before_it_is_accepted_counts_once() -> None:
+    dead, successor = Asked(), Asked()
+    for worker in (dead, successor):
+        worker.submit(*IDS)
+    for stream_id in IDS:
+        successor.admit(stream_id)
+    assert dead.num_answers == (0, 0)
+    assert successor.num_answers == (1, 4)
