@@ -34,7 +34,12 @@ from slipstream_worker.clients.ports import ClientPort
 from slipstream_worker.clients.query_queue import QueryQueue, QueuedQuery
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.tokenizer.client import RenderSource
-from slipstream_worker.tokenizer.long_prompts import is_long, num_prompt_chars, size_of
+from slipstream_worker.tokenizer.long_prompts import (
+    NUM_LANES,
+    lane_of,
+    num_prompt_chars,
+    size_of,
+)
 
 MAX_CHARS_IN_PROCESS = 2**16  # limit on the short queries in the tokenizer process, approximate
 MAX_UNREAD = 1024  # queued messages of a client, beyond which its queries fail
@@ -49,8 +54,10 @@ class ClientQueries:
         self._readers = readers
         self._prompts = prompts
         self._in_process: dict[int, QueuedQuery] = {}  # in the tokenizer process, by its key
-        # keyed by whether the queries are long
-        self._queues = {False: QueryQueue(MAX_CHARS_IN_PROCESS), True: QueryQueue(1)}
+        # by lane; of each lane of long ones, one is in the tokenizer process at a time
+        self._queues = [
+            QueryQueue(1 if lane else MAX_CHARS_IN_PROCESS) for lane in range(NUM_LANES)
+        ]
 
     def tokenize(self, client: bytes, message: Tokenize) -> None:
         """Answer a Tokenize, at once if it is invalid."""
@@ -97,7 +104,7 @@ class ClientQueries:
         if query is None:
             return False
         self._answer(query, answer)
-        queue = self._queues[is_long(query.render)]
+        queue = self._queues[lane_of(query.render)]
         queue.done(query)
         self._send_waiting(queue)
         return True
@@ -113,18 +120,18 @@ class ClientQueries:
 
     def withdraw(self, client: bytes) -> None:
         """Drop the queries of a client whose session has ended."""
-        for queue in self._queues.values():
+        for queue in self._queues:
             queue.withdraw(client)
         for key in [key for key, message in self._in_process.items() if message.client == client]:
             if self._prompts.withdraw(key):
                 query = self._in_process.pop(key)
-                self._queues[is_long(query.render)].done(query)
-        for queue in self._queues.values():
+                self._queues[lane_of(query.render)].done(query)
+        for queue in self._queues:
             self._send_waiting(queue)
 
     def beat(self) -> None:
         """Withdraw the queries of clients that are not attached."""
-        for queue in self._queues.values():
+        for queue in self._queues:
             for client in queue.clients:
                 if not self._readers.is_here(client):
                     self.withdraw(client)
@@ -132,7 +139,7 @@ class ClientQueries:
     def _add(self, client: bytes, message: Tokenize | Detokenize, render: Render) -> None:
         tenant = self._readers.port(client).session.public_key or message.tenant or client
         query = QueuedQuery(client, message.number, render, size_of(render), tenant)
-        queue = self._queues[is_long(render)]
+        queue = self._queues[lane_of(render)]
         why = queue.why_full(query)
         if why:
             self._answer(query, Rendered(0, fault=Fault("overloaded", why)))

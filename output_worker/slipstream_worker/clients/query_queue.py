@@ -1,4 +1,4 @@
-"""The queue of queries for the tokenizer process, short or long ones. Pure.
+"""The queue of queries of one lane for the tokenizer process. Pure.
 
 - Tenants take turns; among one tenant's queries shorter ones go first (`fair_order`). A tenant is a
   client, all clients with one key, or whom a client without a key names: an HTTP front, its keys.

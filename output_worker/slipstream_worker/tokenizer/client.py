@@ -2,8 +2,8 @@
 
 - A child that dies is restarted, and once ready is sent again what it had not answered. A prompt
   that was being rendered in two deaths is refused. The child's note (`render_note`) has the prompts
-  that were being rendered; prompts that only waited are not charged. As a short and a long prompt
-  may be rendered at once (`long_prompts`), the long one is refused only if no such short one was.
+  that were being rendered; prompts that only waited are not charged. As one of each lane may be
+  rendered at once (`long_prompts`), a long one is refused only if no such shorter one was.
 - A child that sends no beats for `hang_timeout_s` is killed. A restarted one that is loading may be
   silent for half of `wait_s`, which leaves its successor the other half, and may take LOAD_S. The
   first child may take as long as its tokenizer needs. Time in which the child's loop was ready to
@@ -47,7 +47,7 @@ from slipstream_ipc.run_delay import RunDelay
 from slipstream_ipc.transport.poller import EVENTS, POLLIN, Poller
 from slipstream_worker.tokenizer.child import start_tokenizer_process
 from slipstream_worker.tokenizer.fair_order import TenantOrder
-from slipstream_worker.tokenizer.long_prompts import is_long, size_of
+from slipstream_worker.tokenizer.long_prompts import NUM_LANES, lane_of, size_of
 from slipstream_worker.tokenizer.render_note import RenderNote
 
 logger = logging.getLogger(__name__)
@@ -80,6 +80,16 @@ class RenderSource(Protocol):
 
     def beat(self, now: float) -> Iterable[Rendered]:
         """Check for signs of life; returns refusals of prompts that are given up."""
+
+
+class _Lane:
+    """The prompts of a lane of long ones, and the beats that the child has noted since it began the
+    one that has its turn.
+    """
+
+    def __init__(self) -> None:
+        self.order = TenantOrder()
+        self.num_beats = 0
 
 
 class TokenizerClient:
@@ -133,9 +143,9 @@ class TokenizerClient:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder[FromTokenizerProcess](FromTokenizerProcess)
         self._waiting: dict[int, Render] = {}  # oldest first
-        self._long = TenantOrder()  # the long ones among them, one at a time
+        # the long ones among them, one at a time of each lane
+        self._lanes = {lane: _Lane() for lane in range(1, NUM_LANES)}
         self._num_beats = 0  # of all children, that were noted at the last beat of ours
-        self._num_long_beats = 0  # of the child, since it began the current long prompt
         self._has_culprit = False  # the child was killed over a prompt that is refused already
         self._strikes: dict[int, int] = {}
         self._next_key = 0
@@ -175,8 +185,8 @@ class TokenizerClient:
         self._next_key += 1
         request = msgspec.structs.replace(request, key=self._next_key)
         self._waiting[request.key] = request
-        if is_long(request):
-            self._long.add(request.key, size_of(request), tenant)
+        if lane := self._lanes.get(lane_of(request)):
+            lane.order.add(request.key, size_of(request), tenant)
             self._send_long()
         elif self._is_ready:
             self._send(request)
@@ -187,11 +197,9 @@ class TokenizerClient:
         request = self._waiting.get(key)
         if request is None:
             return True
-        if self._is_ready and (not is_long(request) or key == self._long.current):
+        if self._is_ready and self._has_its_turn(request):
             return False  # it was sent
-        del self._waiting[key]
-        self._strikes.pop(key, None)
-        self._long.discard(key)
+        self._forget(key)
         return True
 
     def is_among(self, arrived: Container[object]) -> bool:
@@ -213,10 +221,9 @@ class TokenizerClient:
                 continue
             self._has_spoken = True
             if isinstance(answer, Rendered):
-                self._strikes.pop(answer.key, None)
-                if self._waiting.pop(answer.key, None) is None:
+                if answer.key not in self._waiting:
                     continue
-                self._long.discard(answer.key)
+                self._forget(answer.key)
                 self._send_long()
                 yield answer
             else:
@@ -261,8 +268,10 @@ class TokenizerClient:
         num_new = self._note.num_beats - self._num_beats
         self._num_beats += num_new
         self._has_spoken = self._has_spoken or num_new > 0
-        if self._long.current in self._note.in_progress():
-            self._num_long_beats += num_new
+        in_progress = self._note.in_progress()
+        for lane in self._lanes.values():
+            if lane.order.current in in_progress:
+                lane.num_beats += num_new
 
     def condition(self, now: float) -> OwnProcess:
         """The child, for a `Status`."""
@@ -300,10 +309,11 @@ class TokenizerClient:
             self._kill()
             return
         self._is_ready = True
-        self._num_long_beats = 0
+        for lane in self._lanes.values():
+            lane.num_beats = 0
         self.num_failed = 0
         for request in self._waiting.values():
-            if not is_long(request) or request.key == self._long.current:
+            if self._has_its_turn(request):
                 self._send(request)
         self._send_long()
 
@@ -350,17 +360,20 @@ class TokenizerClient:
             self._child.kill()
 
     def _check_long(self) -> Iterator[Rendered]:
-        """Refuse the current long prompt if it has taken too long, and end its thread."""
-        key = self._long.current
-        if key is None or not self._is_ready or not self._num_long_beats:
-            return
-        most_s = self._long_s + size_of(self._waiting[key]) / LONG_CHARS_PER_S
-        if self._num_long_beats * BEAT_S / 2 < most_s:  # beats are at least that far apart
-            return
-        logger.error("the tokenizer process hangs over a long prompt, for more than %g s", most_s)
-        yield self._refuse(key, f"the prompt was not tokenised within {most_s:.0f} s")
-        self._has_culprit = True
-        self._kill()
+        """Refuse a long prompt that has its turn and has taken too long, and end its thread."""
+        for lane in self._lanes.values():
+            key = lane.order.current
+            if key is None or not self._is_ready or not lane.num_beats:
+                continue
+            most_s = self._long_s + size_of(self._waiting[key]) / LONG_CHARS_PER_S
+            if lane.num_beats * BEAT_S / 2 < most_s:  # beats are at least that far apart
+                continue
+            logger.error(
+                "the tokenizer process hangs over a long prompt, for more than %g s", most_s
+            )
+            yield self._refuse(key, f"the prompt was not tokenised within {most_s:.0f} s")
+            self._has_culprit = True
+            self._kill()
 
     def _count_death(self) -> Iterator[Rendered]:
         """After a death: charge the prompts being rendered, and refuse one that has died twice."""
@@ -381,16 +394,27 @@ class TokenizerClient:
             yield self._refuse(key, _NO_PROCESS, "overloaded")  # the client may retry
 
     def _refuse(self, key: int, why: str, code: ErrorCode = "engine") -> Rendered:
-        del self._waiting[key]
-        self._strikes.pop(key, None)
-        self._long.discard(key)
+        self._forget(key)
         return Rendered(key, fault=Fault(code, why))
 
+    def _forget(self, key: int) -> None:
+        """A prompt that waits is answered, or will not be."""
+        lane = self._lanes.get(lane_of(self._waiting.pop(key)))
+        self._strikes.pop(key, None)
+        if lane is not None:
+            lane.order.discard(key)
+
+    def _has_its_turn(self, request: Render) -> bool:
+        """Whether a prompt is for the child now: it is short, or its lane's current one."""
+        lane = self._lanes.get(lane_of(request))
+        return lane is None or lane.order.current == request.key
+
     def _send_long(self) -> None:
-        """Send the next long prompt, if none is being rendered."""
-        if self._is_ready and (key := self._long.next()) is not None:
-            self._num_long_beats = 0
-            self._send(self._waiting[key])
+        """Send the next prompt of each lane of which none is being rendered."""
+        for lane in self._lanes.values() if self._is_ready else ():
+            if (key := lane.order.next()) is not None:
+                lane.num_beats = 0
+                self._send(self._waiting[key])
 
     def _send(self, request: Render) -> None:
         self._is_drained = False

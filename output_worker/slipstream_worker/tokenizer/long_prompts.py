@@ -1,17 +1,19 @@
-"""Long prompts: what counts as long, what is too long, and the thread that tokenises them.
+"""Long prompts: what counts as long, what is too long, and the threads that tokenise them.
 
 A text of 8 MiB took the demo model's tokenizer 67 s on a busy machine, during which no other prompt
 was tokenised. The tokenizers library releases the interpreter's lock while it works: beside that
 text, a prompt of five words took 0.5 ms at the 99th percentile, and 44 ms at most.
 
-- The tokenizer process renders one long prompt at a time, on a separate thread, beside short ones.
-  Tenants take turns (`fair_order`).
+- A prompt is in a lane by its size (`lane_of`). The tokenizer process renders short ones beside its
+  loop, and one of each lane of long ones at a time, on that lane's thread: nobody waits for one
+  that is many times as large. Within a lane tenants take turns (`fair_order`).
 - A prompt that cannot fit the model is refused after part of it has been tokenised
   (`tokens_if_too_long`), so that it costs hardly more than the longest prompt that fits.
 """
 
 from __future__ import annotations
 
+import bisect
 import logging
 import os
 import threading
@@ -24,6 +26,8 @@ from slipstream_ipc.messages import ChatMessage, Render, Rendered, TemplateOptio
 logger = logging.getLogger(__name__)
 
 LONG_CHARS = 2**14
+LANE_CHARS = (LONG_CHARS, 2**16)  # the most in each lane but the last one
+NUM_LANES = 1 + len(LANE_CHARS)
 SLICE_CHARS = 2**16  # slice of a text that may be too long
 
 
@@ -45,9 +49,14 @@ def num_prompt_chars(
     return len(text or "") + turns + len(template.tools) + len(template.kwargs)
 
 
+def lane_of(request: Render) -> int:
+    """The lane that a prompt is rendered in: 0 for a short one, up to NUM_LANES - 1."""
+    return bisect.bisect_left(LANE_CHARS, size_of(request))
+
+
 def is_long(request: Render) -> bool:
     """Whether the prompt is long enough that others should not wait for it."""
-    return size_of(request) > LONG_CHARS
+    return lane_of(request) > 0
 
 
 def tokens_if_too_long(text: str, max_tokens: int, count: Callable[[str], int]) -> int:
@@ -68,7 +77,7 @@ def tokens_if_too_long(text: str, max_tokens: int, count: Callable[[str], int]) 
 
 
 class LongPromptThread:
-    """The thread. If `work` raises, the process exits."""
+    """The thread of a lane. If `work` raises, the process exits."""
 
     def __init__(self, work: Callable[[Render], Rendered]) -> None:
         self._work = work

@@ -6,7 +6,7 @@ meanwhile. A bad prompt results in an error answer; it does not end the process.
 It is a process because templates hold the interpreter's lock, and so does building Python lists of
 token ids; tokenising itself releases it. On a thread of the worker, a text that takes 3.2 s stalled
 every stream for up to 98 ms, and a template for as long as it ran. Here it stalls only other
-prompts, so long ones have their own thread (`long_prompts`).
+prompts, so long ones have threads of their own (`long_prompts`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
@@ -46,7 +47,7 @@ from slipstream_worker.detokenizer.slow_compiler import compile_slow, slow_piece
 from slipstream_worker.detokenizer.table import TableFileError, cache_path, load_table, save_table
 from slipstream_worker.tokenizer.answer_settings import ReadFormat, read_format
 from slipstream_worker.tokenizer.end_tokens import end_token_ids
-from slipstream_worker.tokenizer.long_prompts import LongPromptThread, is_long
+from slipstream_worker.tokenizer.long_prompts import NUM_LANES, LongPromptThread, lane_of
 from slipstream_worker.tokenizer.prompt_rendering import ChatTraits, render
 from slipstream_worker.tokenizer.render_note import RenderNote
 from slipstream_worker.tokenizer.template_dialect import find_dialect, find_refused_shapes
@@ -105,14 +106,15 @@ def main() -> int:
         context.term()
         return 1
 
-    def render_noted(request: Render, *, is_long: bool = True) -> Rendered:
-        note.begin(request.key, is_long=is_long)
+    def render_noted(lane: int, request: Render) -> Rendered:
+        note.begin(request.key, lane=lane)
         answer = render(tokenizer, request, traits)
-        note.end(is_long=is_long)  # not if it raises: the note then names the cause
+        note.end(lane=lane)  # not if it raises: the note then names the cause
         return answer
 
-    long_ones = LongPromptThread(render_noted)
-    poller.register(long_ones.fileno(), zmq.POLLIN)
+    threads = {lane: LongPromptThread(partial(render_noted, lane)) for lane in range(1, NUM_LANES)}
+    for thread in threads.values():
+        poller.register(thread.fileno(), zmq.POLLIN)
     beat_at = 0.0
     while not stop.is_set:
         arrived = dict(poller.poll(int(BEAT_S * 1e3)))
@@ -122,13 +124,15 @@ def main() -> int:
             note.beat()
         if arrived.get(socket):
             request = decoder.decode(socket.recv())
-            if is_long(request):
-                long_ones.put(request)
+            lane = lane_of(request)
+            if lane:
+                threads[lane].put(request)
             else:
-                socket.send(encode(render_noted(request, is_long=False)))
-        if arrived.get(long_ones.fileno()):
-            for answer in long_ones.take_rendered():
-                socket.send(encode(answer))
+                socket.send(encode(render_noted(lane, request)))
+        for thread in threads.values():
+            if arrived.get(thread.fileno()):
+                for answer in thread.take_rendered():
+                    socket.send(encode(answer))
     socket.close()
     context.term()
     return 0
@@ -271,7 +275,7 @@ def load_tokenizer(config: TokenizerConfig) -> Any:
     if config.chat_template is not None:
         tokenizer.chat_template = config.chat_template
     if tokenizer.is_fast:
-        # as its first call would; nothing changes it afterwards, so two threads may call it
+        # as its first call would; nothing changes it afterwards, so several threads may call it
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
     return tokenizer

@@ -11,9 +11,10 @@ from __future__ import annotations
 import mmap
 import os
 
-# u64 each: the keys of the short prompt and of the long one, 0 if none is rendered; the beats
-_NUM_BYTES = 24
-_NUM_KEYS = 2
+from slipstream_worker.tokenizer.long_prompts import NUM_LANES
+
+# u64 each: the key of each lane's prompt, 0 if none is rendered; the beats
+_NUM_BYTES = 8 * (NUM_LANES + 1)
 
 
 class RenderNote:
@@ -27,30 +28,31 @@ class RenderNote:
         self._map = mmap.mmap(self.fd, _NUM_BYTES)
         self._keys = memoryview(self._map).cast("Q")
 
-    def begin(self, key: int, *, is_long: bool) -> None:
-        """Note a prompt whose rendering begins."""
-        self._keys[is_long] = key
+    def begin(self, key: int, *, lane: int) -> None:
+        """Note a prompt whose rendering begins. lane: see `long_prompts.lane_of`."""
+        self._keys[lane] = key
 
-    def end(self, *, is_long: bool) -> None:
+    def end(self, *, lane: int) -> None:
         """Remove the note."""
-        self._keys[is_long] = 0
+        self._keys[lane] = 0
 
     def in_progress(self) -> list[int]:
-        """Keys of the prompts being rendered now, or when the process died; the short one first."""
-        return [key for key in self._keys[:_NUM_KEYS] if key]
+        """Keys of the prompts being rendered now, or when the process died; short ones first."""
+        return [key for key in self._keys[:NUM_LANES] if key]
 
     def beat(self) -> None:
         """Note that the process's loop is turning."""
-        self._keys[_NUM_KEYS] += 1
+        self._keys[NUM_LANES] += 1
 
     @property
     def num_beats(self) -> int:
         """The number of beats of all processes that had this note."""
-        return self._keys[_NUM_KEYS]
+        return self._keys[NUM_LANES]
 
     def clear(self) -> None:
-        """Remove both keys, before another process starts."""
-        self._keys[0] = self._keys[1] = 0
+        """Remove all keys, before another process starts."""
+        for lane in range(NUM_LANES):
+            self._keys[lane] = 0
 
     def close(self) -> None:
         """Unmap the note and close its descriptor."""

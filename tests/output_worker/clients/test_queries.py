@@ -178,16 +178,20 @@ def test_prompts_of_streams_wait_for_few_characters_of_questions(queries, prompt
         assert len(prompts.asked) == 4 + key
 
 
-def test_short_questions_pass_long_ones_of_which_one_is_asked(queries, readers, prompts):
+def test_questions_pass_much_longer_ones_of_which_one_is_asked(queries, readers, prompts):
     for number in range(15):
         queries.tokenize(ME, Tokenize(number, "x" * MAX_QUERY_CHARS))
-    queries.tokenize(ME, Tokenize(16, LONG))
-    queries.tokenize(ME, Tokenize(17, "hello"))
-    queries.detokenize(ME, Detokenize(18, pack_u32([5])), MODEL)
+    huge, long = "x" * (MAX_QUERY_CHARS - 1), 3 * LONG
+    for number, text in enumerate((huge, long, long, LONG, "hello"), start=15):
+        queries.tokenize(ME, Tokenize(number, text))
+    queries.detokenize(ME, Detokenize(20, pack_u32([5])), MODEL)
     assert not readers.ports[ME].said
-    assert [size_of(render) for render in prompts.asked] == [MAX_QUERY_CHARS, 5, 1]
+    asked = [size_of(render) for render in prompts.asked]
+    assert asked == [MAX_QUERY_CHARS, len(long), 5, 1]
+    assert queries.answered(Rendered(2))
+    assert prompts.texts[4:] == [LONG], "of one lane the shorter goes first"
     assert queries.answered(Rendered(1))
-    assert prompts.texts[3:] == [LONG], "of the long ones the shorter goes first"
+    assert prompts.texts[5:] == [huge]
 
 
 def test_clients_take_turns(queries, readers, prompts):

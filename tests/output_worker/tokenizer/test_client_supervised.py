@@ -32,7 +32,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.process import BEAT_S, SILENT_S
 from slipstream_worker.tokenizer.client import LOAD_S, LONG_CHARS_PER_S, LONG_S, TokenizerClient
-from slipstream_worker.tokenizer.long_prompts import LONG_CHARS
+from slipstream_worker.tokenizer.long_prompts import LONG_CHARS, lane_of
 from slipstream_worker.tokenizer.process import beating
 from slipstream_worker.tokenizer.render_note import RenderNote
 
@@ -248,25 +248,25 @@ def test_a_long_prompt_has_as_many_beats_as_its_size_takes(played: Played) -> No
     hung, other = (played.prompts.ask(Render(0, letter * size)) for letter in "xy")
     short = played.prompts.ask(Render(0, "short"))
     assert asked(played) == [hung, short]
-    note = played.prompts._note
+    note, lane = played.prompts._note, lane_of(Render(0, "x" * size))
     for _ in range(1000):  # it has not begun with it
         played.beat()
         assert played.pass_time(0.25) == []
-    note.begin(hung, is_long=True)
+    note.begin(hung, lane=lane)
     most = int((LONG_S + 8) / (BEAT_S / 2))
     for num_deaths in (1, 2):  # it begins anew where another process does
         for _ in range(most - 1):
             played.beat()
             assert played.pass_time(0.25) == []
         if num_deaths == 1:
-            note.end(is_long=True)  # it is not to blame for the death
+            note.end(lane=lane)  # it is not to blame for the death
             played.children[-1].kill()
             played.pass_time(0.5)
             played.say(READY)
             assert asked(played) == [hung, short]
-            note.begin(hung, is_long=True)
+            note.begin(hung, lane=lane)
     num_children = len(played.children)
-    note.begin(short, is_long=False)
+    note.begin(short, lane=0)
     played.beat()
     (refusal,) = played.pass_time(1.0)
     assert refusal.key == hung
@@ -276,7 +276,7 @@ def test_a_long_prompt_has_as_many_beats_as_its_size_takes(played: Played) -> No
     assert len(played.children) == num_children + 1
     played.say(READY)
     assert asked(played) == [short, other]
-    note.begin(short, is_long=False)  # dies of it: the first time that it is charged
+    note.begin(short, lane=0)  # dies of it: the first time that it is charged
     played.children[-1].kill()
     assert played.pass_time(2.0) == []
 

@@ -24,10 +24,16 @@ from slipstream_worker.tokenizer.long_prompts import (
     LONG_CHARS,
     LongPromptThread,
     is_long,
+    lane_of,
     tokens_if_too_long,
 )
 
 PATIENCE_MS = 60_000
+
+
+def test_lanes() -> None:
+    sizes = [0, LONG_CHARS, LONG_CHARS + 1, 2**16, 2**16 + 1, 2**24]
+    assert [lane_of(Render(0, "x" * size)) for size in sizes] == [0, 0, 1, 1, 2, 2]
 
 
 def test_what_is_long() -> None:
@@ -140,7 +146,7 @@ class Played(PlayedPrompts):
     def die(self, *rendering: int) -> list[int]:
         """It dies while it renders these; the keys that are refused for it."""
         for key in rendering:
-            self.prompts._note.begin(key, is_long=is_long(self.prompts._waiting[key]))
+            self.prompts._note.begin(key, lane=lane_of(self.prompts._waiting[key]))
         self.now += STEADY_S
         list(self.prompts.beat(self.now))
         self.now += STEADY_S  # so that the next one is started at once
@@ -176,6 +182,32 @@ def test_the_child_has_one_long_one_and_every_short_one(played: Played) -> None:
     assert played.asked(1) == [second]
     played.answer(Rendered(second), Rendered(short[0]), Rendered(short[2]))
     assert played.asked(0) == []
+
+
+def test_nobody_waits_for_one_that_is_many_times_as_large(played: Played) -> None:
+    ask = played.prompts.ask
+    huge = [ask(Render(0, "x" * 720_000 + str(at)), b"many") for at in range(3)]
+    mine = [ask(long(1), b"one"), ask(long(3), b"one")]
+    assert played.asked(2) == [huge[0], mine[0]]
+    played.answer(Rendered(mine[0]))
+    assert played.asked(1) == [mine[1]]
+    played.answer(Rendered(huge[0]), Rendered(mine[1]))
+    assert played.asked(1) == [huge[1]]
+    assert played.prompts.withdraw(huge[2])
+    assert not played.prompts.withdraw(huge[1])
+    played.answer(Rendered(huge[1]))
+    assert played.asked(0) == []
+
+
+def test_a_huge_one_is_refused_only_after_those_of_shorter_lanes(played: Played) -> None:
+    ask = played.prompts.ask
+    huge, killer = ask(Render(0, "x" * 720_000)), ask(long(1))
+    assert played.asked(2) == [huge, killer]
+    assert played.die(huge, killer) == []
+    assert sorted(played.asked(2)) == [huge, killer]
+    assert played.die(huge, killer) == [killer]
+    assert played.asked(1) == [huge]
+    played.answer(Rendered(huge))
 
 
 def test_a_long_one_that_kills_twice_is_refused_and_the_next_has_its_turn(played: Played) -> None:
