@@ -80,8 +80,8 @@ class Path(OutputPath):
         core: Any = self._core
         plan = core.scheduler.schedule(core.handler.acked)
         if plan is not None:
-            ids = self._outputs[plan.seeds, self._step]
-            self._step += 1
+            ids = self._outputs[plan.seeds, self._at]
+            self._at += 1
             logprobs = self._made_up(plan.seeds, ids) if self._wants_logprobs else None
             sampled = core.scheduler.complete(plan, ids)
             if logprobs is not None:
@@ -100,7 +100,7 @@ class Path(OutputPath):
 
     @property
     def is_done(self) -> bool:
-        return all(state.is_over for state in self.states) or self._step == self._num_steps
+        return all(state.is_over for state in self.states) or self._at == self._num_tokens
 
     def finish(self) -> None:
         for _ in range(40):
