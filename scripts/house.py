@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PRODUCT = ("api", "engine_core", "ipc", "output_worker")
+PRODUCT = ("api", "contrib", "engine_core", "ipc", "output_worker")
 CODE = {".py", ".c", ".h", ".js", ".css", ".html"}
 COLUMN = "min_ps"  # of a plan
 FIELDS = ("cache_salt", "priority", "min_p")  # of a request

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("api", "engine_core", "ipc", "output_worker", "scripts", "benchmarks")
+FOLDERS = ("api", "contrib", "engine_core", "ipc", "output_worker", "scripts", "benchmarks")
 
 # modules that unpickle, or execute what they read; multiprocessing pickles what passes its pipes
 MODULES = {

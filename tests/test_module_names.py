@@ -9,7 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("api", "benchmarks", "engine_core", "ipc", "output_worker", "scripts")
+FOLDERS = ("api", "benchmarks", "contrib", "engine_core", "ipc", "output_worker", "scripts")
 NAME = re.compile(r"(?<![\w./@-])slipstream(?:_\w+)?(?:\.[A-Za-z_]\w*)+")
 # a unit's file, the group of entry points, a logger
 OTHERS = {

@@ -20,7 +20,7 @@ from slipstream_ipc.transport.curve import Access
 # what a connection to Ray finds there of fleets
 _LEFT = """
 import ray
-from slipstream.ray_fleet.cluster import connect
+from slipstream_ray.cluster import connect
 connect()
 table = ray.util.placement_group_table().values()
 groups = [each["name"] for each in table if each["state"] != "REMOVED"]

@@ -27,6 +27,7 @@ FOLDERS = {
     "slipstream_core": "engine_core",
     "slipstream_ipc": "ipc",
     "slipstream_lab": "benchmarks",
+    "slipstream_ray": "contrib/ray",
     "slipstream_verify": "benchmarks",
     "slipstream_worker": "output_worker",
     "tests": ".",

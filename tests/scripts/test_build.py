@@ -20,6 +20,7 @@ from tests.helpers.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "packaging" / "client" / "pyproject.toml"
+RAY = ROOT / "contrib" / "ray" / "pyproject.toml"
 SOURCES = ["api/slipstream", "benchmarks/slipstream_bench", "engine_core/slipstream_core"]
 SOURCES += ["ipc/slipstream_ipc", "output_worker/slipstream_worker"]
 PACKAGES = ["slipstream", "slipstream_bench", "slipstream_core", "slipstream_ipc"]
@@ -102,7 +103,8 @@ def test_what_remains_when_the_server_is_uninstalled_is_the_client(
 
 
 @pytest.mark.parametrize(
-    ("name", "folder"), [("slipstream", ROOT), ("slipstream_client", CLIENT.parent)]
+    ("name", "folder"),
+    [("slipstream", ROOT), ("slipstream_client", CLIENT.parent), ("slipstream_ray", RAY.parent)],
 )
 def test_the_repository_and_its_sdist_build_the_same_wheel(
     name: str, folder: Path, built: Path, tmp_path: Path
@@ -128,9 +130,14 @@ def test_each_file_of_the_packages_is_in_one_wheel(wheel: Path, client_wheel: Pa
 
 
 def test_the_distributions_have_one_version_and_the_server_asks_for_it() -> None:
-    server, client = (tomllib.loads(path.read_text()) for path in (ROOT / "pyproject.toml", CLIENT))
+    server, client, ray = (
+        tomllib.loads(path.read_text()) for path in (ROOT / "pyproject.toml", CLIENT, RAY)
+    )
     version = server["project"]["version"]
-    assert client["project"]["version"] == version
+    assert client["project"]["version"] == ray["project"]["version"] == version
+    assert f"slipstream=={version}" in ray["project"]["dependencies"]
+    assert server["project"]["optional-dependencies"]["ray"] == [f"slipstream-ray=={version}"]
+    assert (RAY.parent / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     assert f"slipstream-client=={version}" in server["project"]["dependencies"]
     theirs = client["tool"]["hatch"]["build"]["hooks"]["custom"]["sources"]["api/slipstream"]
     assert server["tool"]["hatch"]["build"]["exclude"] == [
@@ -138,6 +145,21 @@ def test_the_distributions_have_one_version_and_the_server_asks_for_it() -> None
     ]
     assert set(client["project"]["dependencies"]) < set(server["project"]["dependencies"])
     assert (CLIENT.parent / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_the_command_of_ray_is_in_a_wheel_of_its_own(
+    environment: Path, wheel: Path, built: Path, tmp_path: Path
+) -> None:
+    [ray] = built.glob("slipstream_ray-*.whl")
+    assert {name.split("/")[0] for name in packages_of(ray)} == {"slipstream_ray"}
+    assert not [name for name in contents(wheel) if "ray_fleet" in name or "slipstream_ray" in name]
+    command = [environment / "bin" / "python", "-m", "slipstream", "ray", "up", "--replicas", "2"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    said = "slipstream ray: slipstream-ray is missing: pip install 'slipstream[ray]'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    with_ray = installed(tmp_path, wheel, *built.glob("slipstream_[cr]*.whl"))
+    found = run([with_ray / "bin" / "python", "-m", "slipstream", "ray", "--help"], tmp_path)
+    assert "start replicas of a model" in found
 
 
 def test_the_client_alone_has_its_names_and_says_where_the_others_are(
@@ -185,7 +207,7 @@ def test_a_fresh_clone_needs_nothing_but_hatchling(tmp_path: Path) -> None:
     python.write_text(NOTING.format(asked=asked, python=sys.executable))
     python.chmod(0o755)
     run([clone / "scripts" / "build"], tmp_path, PYTHON=str(python))
-    assert len(list((clone / "dist").iterdir())) == 4
+    assert len(list((clone / "dist").iterdir())) == 6
     assert not (clone / ".venv").exists()
     [command] = asked.read_text().splitlines()
     assert command.startswith("-m pip install ")

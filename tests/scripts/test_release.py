@@ -50,7 +50,7 @@ def test_what_an_index_would_take_is_made_checked_and_signed(key: Path, tmp_path
     assert "the bundled model answers: " in done.stderr
     names = {path.name for path in tmp_path.iterdir()}
     built = {name for name in names if name.endswith((".whl", ".tar.gz"))}
-    assert len(built) == 4
+    assert len(built) == 6
     assert names == built | {"SHA256SUMS", "SHA256SUMS.sig"}
     sums = dict(line.split()[::-1] for line in (tmp_path / "SHA256SUMS").read_text().splitlines())
     assert sums == {

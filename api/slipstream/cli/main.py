@@ -36,7 +36,7 @@ _COMMANDS = {
         "show what the replicas of a server do", "slipstream.cli.replicas:add_replicas"
     ),
     "drain": Command("drain a replica, and start it again", "slipstream.cli.drain:add_drain"),
-    "ray": Command("run replicas on a Ray cluster", "slipstream.cli.ray_fleet:add_ray"),
+    "ray": Command("run replicas on a Ray cluster", "slipstream.cli.ray:add_ray"),
     "formats": Command(
         "list how answers are written, or say how a model's are",
         "slipstream.cli.formats:add_formats",

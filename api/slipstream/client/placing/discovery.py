@@ -35,7 +35,7 @@ FLEET_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"  # of a fleet on Ray
 _ASK_EVERY_S = 5.0  # a name server
 _MAX_FILE_BYTES = 64 * 1024
 _FILE_FORM = "file:PATH of a file with an address to a line"
-_ASK_RAY = (sys.executable, "-P", "-m", "slipstream.ray_fleet.member_watch")
+_ASK_RAY = (sys.executable, "-P", "-m", "slipstream_ray.member_watch")
 INSTALL_RAY = "pip install 'slipstream[ray]'"
 
 Check = Callable[[str], None]

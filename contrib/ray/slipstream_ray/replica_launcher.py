@@ -13,14 +13,16 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from slipstream.ray_fleet.actor_messages import (
+from slipstream.stack.settings import StackSettings
+from slipstream_ipc.telemetry.logs import configure_logging
+from slipstream_ray.actor_messages import (
     FleetSpec,
     ReplicaReport,
     ScaleGoal,
     decoded,
     encoded,
 )
-from slipstream.ray_fleet.cluster import (
+from slipstream_ray.cluster import (
     NAMESPACE,
     actors_of,
     find,
@@ -29,11 +31,9 @@ from slipstream.ray_fleet.cluster import (
     kill,
     remove_group,
 )
-from slipstream.ray_fleet.controller import NoReport, replica_name
-from slipstream.ray_fleet.rank_host import RankHost
-from slipstream.ray_fleet.replica import RayReplica
-from slipstream.stack.settings import StackSettings
-from slipstream_ipc.telemetry.logs import configure_logging
+from slipstream_ray.controller import NoReport, replica_name
+from slipstream_ray.rank_host import RankHost
+from slipstream_ray.replica import RayReplica
 
 _ASK_S = 0.5  # for replicas to answer together
 _LITTLE = {"CPU": 0.01}  # a placement group has to ask for something

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.cli.main import main
 from slipstream.errors import ConnectionLostError
-from slipstream.ray_fleet.cluster_address import check_reachable
+from slipstream_ray.cluster_address import check_reachable
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -19,7 +19,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 @pytest.fixture(autouse=True)
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.cli.ray_fleet.has_ray", lambda: False)
+    monkeypatch.setattr("slipstream_ray.commands.has_ray", lambda: False)
     monkeypatch.delenv("SLIPSTREAM_KEYS", raising=False)
 
 
@@ -54,7 +54,7 @@ def test_a_dead_cluster_is_named_before_ray_is_asked(
     capsys, monkeypatch: pytest.MonkeyPatch, words: list[str], form: str
 ) -> None:
     """Ray goes on trying for minutes."""
-    monkeypatch.setattr("slipstream.cli.ray_fleet.has_ray", lambda: True)
+    monkeypatch.setattr("slipstream_ray.commands.has_ray", lambda: True)
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and does not listen
         address = form.format(f"127.0.0.1:{bound.getsockname()[1]}")

@@ -27,7 +27,7 @@ def main(name: str) -> int:
     say = _speaker()
     last: list[str] | str | None = None
     try:
-        from slipstream.ray_fleet.cluster import call, connect, find
+        from slipstream_ray.cluster import call, connect, find
 
         connect()
         while True:

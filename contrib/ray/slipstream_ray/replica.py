@@ -24,18 +24,18 @@ from msgspec.structs import replace
 
 from slipstream.client.connection.fleet_session import FleetSession
 from slipstream.errors import SlipstreamError
-from slipstream.ray_fleet.actor_messages import (
+from slipstream.stack.settings import StackSettings
+from slipstream.stack.stack import Stack
+from slipstream_ipc.messages import Load
+from slipstream_ipc.transport.addresses import TCP
+from slipstream_ipc.transport.poller import Poller
+from slipstream_ray.actor_messages import (
     FleetSpec,
     ReplicaReport,
     ScaleGoal,
     decoded,
     encoded,
 )
-from slipstream.stack.settings import StackSettings
-from slipstream.stack.stack import Stack
-from slipstream_ipc.messages import Load
-from slipstream_ipc.transport.addresses import TCP
-from slipstream_ipc.transport.poller import Poller
 
 LOWEST_PORT = 20_000  # above the ports of Ray's workers
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # which the kernel gives to connections

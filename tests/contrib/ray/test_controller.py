@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.ray_fleet.actor_messages import (
+from slipstream.stack.settings import StackSettings
+from slipstream_ipc.messages import Load
+from slipstream_ray.actor_messages import (
     FleetSpec,
     FleetStatus,
     ReplicaReport,
@@ -19,10 +21,8 @@ from slipstream.ray_fleet.actor_messages import (
     decoded,
     encoded,
 )
-from slipstream.ray_fleet.controller import Controller, NoReport
-from slipstream.ray_fleet.scaling import CALM_S, ReplicaBounds
-from slipstream.stack.settings import StackSettings
-from slipstream_ipc.messages import Load
+from slipstream_ray.controller import Controller, NoReport
+from slipstream_ray.scaling import CALM_S, ReplicaBounds
 
 DRAIN_S = StackSettings().drain_s
 

@@ -17,20 +17,20 @@ from slipstream.cli.replicas import show_replicas
 from slipstream.client.endpoints import KEYS_VARIABLE, default_runtime_dir
 from slipstream.client.placing.discovery import FLEET_NAME, INSTALL_RAY, MAX_MEMBERS, RAY, has_ray
 from slipstream.errors import missing_option, wrong_option
-from slipstream.ray_fleet.actor_messages import FleetSpec, FleetStatus, ScaleGoal, decoded
-from slipstream.ray_fleet.cluster_address import check_reachable, cluster_address
-from slipstream.ray_fleet.replica import at_host
-from slipstream.ray_fleet.scaling import ReplicaBounds
 from slipstream.stack.plan.fleet_plan import needs_no_card
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import HTTP, StackSettings, group_of, settings_from
 from slipstream.stack.supervisor_process import StackError
+from slipstream_ray.actor_messages import FleetSpec, FleetStatus, ScaleGoal, decoded
+from slipstream_ray.cluster_address import check_reachable, cluster_address
+from slipstream_ray.replica import at_host
+from slipstream_ray.scaling import ReplicaBounds
 
 _COMMANDS = {
-    "up": Command("start replicas of a model", "slipstream.cli.ray_fleet:add_up"),
-    "status": Command("show what the replicas do", "slipstream.cli.ray_fleet:add_status"),
-    "scale": Command("have more or fewer replicas", "slipstream.cli.ray_fleet:add_scale"),
-    "down": Command("drain and end all replicas", "slipstream.cli.ray_fleet:add_down"),
+    "up": Command("start replicas of a model", "slipstream_ray.commands:add_up"),
+    "status": Command("show what the replicas do", "slipstream_ray.commands:add_status"),
+    "scale": Command("have more or fewer replicas", "slipstream_ray.commands:add_scale"),
+    "down": Command("drain and end all replicas", "slipstream_ray.commands:add_down"),
 }
 _NOT_OF_REPLICAS = {"listen", "members", "trace", "node_rank", "master_addr", "master_port"}
 REPLICA_SETTINGS = frozenset(
@@ -118,8 +118,8 @@ def up(arguments: argparse.Namespace) -> int:
     bounds = _bounds(arguments, fewest=1)
     settings = _settings(arguments)
     _connect(arguments)
-    from slipstream.ray_fleet.cluster import find, has_cards, remove_fleet
-    from slipstream.ray_fleet.fleet import start_fleet
+    from slipstream_ray.cluster import find, has_cards, remove_fleet
+    from slipstream_ray.fleet import start_fleet
 
     num_gpus = arguments.num_gpus
     if num_gpus is None:
@@ -153,7 +153,7 @@ def scale(arguments: argparse.Namespace) -> int:
     """Set the number of replicas, and wait until there are as many."""
     bounds = _bounds(arguments, fewest=1)
     fleet = _fleet(arguments)
-    from slipstream.ray_fleet.cluster import call
+    from slipstream_ray.cluster import call
 
     call(fleet, "scale", bounds.least, bounds.most)
     return _wait(fleet, arguments.within)
@@ -162,7 +162,7 @@ def scale(arguments: argparse.Namespace) -> int:
 def down(arguments: argparse.Namespace) -> int:
     """End a fleet. Returns 1 where it does not end in time, and was ended without its drain."""
     _connect(arguments)
-    from slipstream.ray_fleet.cluster import call, find, remove_fleet
+    from slipstream_ray.cluster import call, find, remove_fleet
 
     fleet = find(arguments.name)
     code = 0
@@ -250,7 +250,7 @@ def _connect(arguments: argparse.Namespace) -> None:
     if not has_ray():
         raise missing_option("Ray", INSTALL_RAY)
     check_reachable(cluster_address(arguments.ray_address))  # importing Ray takes longer
-    from slipstream.ray_fleet.cluster import connect
+    from slipstream_ray.cluster import connect
 
     connect(arguments.ray_address)
 
@@ -258,7 +258,7 @@ def _connect(arguments: argparse.Namespace) -> None:
 def _fleet(arguments: argparse.Namespace) -> Any:
     """The fleet's actor. Raises: BadRequestError where there is none."""
     _connect(arguments)
-    from slipstream.ray_fleet.cluster import find
+    from slipstream_ray.cluster import find
 
     fleet = find(arguments.name)
     if fleet is None:
@@ -267,7 +267,7 @@ def _fleet(arguments: argparse.Namespace) -> Any:
 
 
 def _status(fleet: Any) -> FleetStatus:
-    from slipstream.ray_fleet.cluster import call
+    from slipstream_ray.cluster import call
 
     return decoded(call(fleet, "status"), FleetStatus)
 

@@ -14,16 +14,16 @@ from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.ports import free_port
 
 from slipstream import Client
-from slipstream.ray_fleet.actor_messages import (
+from slipstream.stack.settings import SHORT_LIVED, settings_from
+from slipstream_ray.actor_messages import (
     FleetSpec,
     ReplicaReport,
     ScaleGoal,
     decoded,
     encoded,
 )
-from slipstream.ray_fleet.replica import LOWEST_PORT, RayReplica, listen_address
-from slipstream.ray_fleet.scaling import ReplicaBounds
-from slipstream.stack.settings import SHORT_LIVED, settings_from
+from slipstream_ray.replica import LOWEST_PORT, RayReplica, listen_address
+from slipstream_ray.scaling import ReplicaBounds
 
 pytestmark = pytest.mark.process
 
@@ -86,7 +86,7 @@ def test_ports_are_free_and_above_those_of_rays_workers(monkeypatch: pytest.Monk
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", free_port()))
         first = taken.getsockname()[1]
-        monkeypatch.setattr("slipstream.ray_fleet.replica.LOWEST_PORT", first - 1)
+        monkeypatch.setattr("slipstream_ray.replica.LOWEST_PORT", first - 1)
         monkeypatch.setattr("secrets.randbelow", lambda _: next(draws))
         address = listen_address("127.0.0.1", 2)
     assert int(address.rpartition(":")[2]) in (first + 4, first + 999)

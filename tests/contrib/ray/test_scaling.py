@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.ray_fleet.scaling import CALM_S, Autoscaler, ReplicaBounds, replicas_for
+from slipstream_ray.scaling import CALM_S, Autoscaler, ReplicaBounds, replicas_for
 
 
 @given(st.integers(0, 10**6), st.integers(1, 2048))

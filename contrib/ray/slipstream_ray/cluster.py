@@ -20,9 +20,9 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup
 
 from slipstream.errors import ConnectionLostError
-from slipstream.ray_fleet.cluster_address import check_reachable, cluster_address, no_cluster
-from slipstream.ray_fleet.controller import replica_name
 from slipstream_ipc.messages import Fault
+from slipstream_ray.cluster_address import check_reachable, cluster_address, no_cluster
+from slipstream_ray.controller import replica_name
 
 NAMESPACE = "slipstream"
 CALL_S = 20.0  # for an actor to answer

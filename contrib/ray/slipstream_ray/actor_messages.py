@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Struct
 
 from slipstream.client.placing.replica_status import ReplicaStatus
-from slipstream.ray_fleet.scaling import ReplicaBounds
 from slipstream.stack.settings import StackSettings
 from slipstream_ipc.messages import Load
+from slipstream_ray.scaling import ReplicaBounds
 
 Message = TypeVar("Message", bound=Struct)
 

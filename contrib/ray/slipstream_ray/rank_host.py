@@ -17,12 +17,12 @@ from collections.abc import Callable
 import msgspec
 
 from slipstream.errors import SlipstreamError
-from slipstream.ray_fleet.actor_messages import decoded
 from slipstream.stack.plan.node_plan import plan_node
 from slipstream.stack.runtime_dir import new_runtime_dir
 from slipstream.stack.settings import StackSettings
 from slipstream.stack.supervisor_events import StackFailed
 from slipstream.stack.supervisor_process import SupervisorProcess
+from slipstream_ray.actor_messages import decoded
 
 _PAUSE_S = 5.0
 _CRASHED = 1  # exit code

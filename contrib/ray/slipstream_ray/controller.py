@@ -18,9 +18,9 @@ from itertools import count
 from typing import Literal, Protocol
 
 from slipstream.client.placing.replica_status import ReplicaStatus
-from slipstream.ray_fleet.actor_messages import FleetSpec, FleetStatus, ReplicaReport, ScaleGoal
-from slipstream.ray_fleet.scaling import Autoscaler, ReplicaBounds
 from slipstream_ipc.backoff import RestartBackoff
+from slipstream_ray.actor_messages import FleetSpec, FleetStatus, ReplicaReport, ScaleGoal
+from slipstream_ray.scaling import Autoscaler, ReplicaBounds
 
 NoReport = Literal["unplaced", "silent", "away", "gone"]
 """Why a replica has no report: Ray has no room for it; it has not answered yet; its actor is being

@@ -15,17 +15,17 @@ from tests.helpers.rank_streams import once_under_way, texts
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client
-from slipstream.ray_fleet.actor_messages import (
+from slipstream.stack.settings import SHORT_LIVED, StackSettings, settings_from
+from slipstream_ray.actor_messages import (
     FleetSpec,
     ReplicaReport,
     ScaleGoal,
     decoded,
     encoded,
 )
-from slipstream.ray_fleet.rank_host import RankHost
-from slipstream.ray_fleet.replica import RayReplica, at_host
-from slipstream.ray_fleet.scaling import ReplicaBounds
-from slipstream.stack.settings import SHORT_LIVED, StackSettings, settings_from
+from slipstream_ray.rank_host import RankHost
+from slipstream_ray.replica import RayReplica, at_host
+from slipstream_ray.scaling import ReplicaBounds
 
 HOST = "127.0.0.1"
 SPREAD = {

@@ -9,12 +9,12 @@ import time
 import ray
 from ray.actor import ActorHandle
 
-from slipstream.ray_fleet.actor_messages import FleetSpec, decoded, encoded
-from slipstream.ray_fleet.cluster import NAMESPACE
-from slipstream.ray_fleet.controller import Controller
-from slipstream.ray_fleet.replica_launcher import RayLauncher
-from slipstream.ray_fleet.scaling import ReplicaBounds
 from slipstream_ipc.telemetry.logs import configure_logging
+from slipstream_ray.actor_messages import FleetSpec, decoded, encoded
+from slipstream_ray.cluster import NAMESPACE
+from slipstream_ray.controller import Controller
+from slipstream_ray.replica_launcher import RayLauncher
+from slipstream_ray.scaling import ReplicaBounds
 
 _EVERY_S = 0.5
 _AT_ONCE = 8  # calls of its methods
