@@ -32,7 +32,7 @@ def with_poisoned_core(what: str) -> Callable[..., SupervisorConfig]:
     def plan(*args: Any, **kwargs: Any) -> SupervisorConfig:
         config = plan_stack(*args, **kwargs)
         children = tuple(
-            msgspec.structs.replace(child, argv=(sys.executable, "-P", "-c", code))
+            msgspec.structs.replace(child, argv=(sys.executable, "-P", "-c", code), forks=None)
             if child.name == "core"
             else child
             for child in config.children

@@ -23,7 +23,14 @@ from msgspec.structs import replace
 from slipstream_ipc.messages import ChatMessage, ChatToolCall, FunctionCall, TurnChange
 
 Shape = Literal[
-    "system", "systems", "system_between", "system_last", "users", "assistants", "user_after_tool"
+    "system",
+    "systems",
+    "system_between",
+    "system_last",
+    "users",
+    "assistants",
+    "assistant_before_call",
+    "user_after_tool",
 ]
 RenderChat = Callable[[Sequence[ChatMessage]], str]  # raises whatever the template raises
 
@@ -78,7 +85,7 @@ def shapes_of(messages: Sequence[ChatMessage]) -> set[Shape]:
         elif role == before == _USER:
             found.add("users")
         elif role == before == _ASSISTANT:
-            found.add("assistants")
+            found.add("assistant_before_call" if message.tool_calls else "assistants")
         elif role == _USER and before == _TOOL:
             found.add("user_after_tool")
         before = role
@@ -292,6 +299,10 @@ _TRIALS: dict[Shape, tuple[list[list[ChatMessage]], list[ChatMessage]]] = {
     "assistants": (
         [_trial(_USER, _ASSISTANT, _ASSISTANT, _USER)],
         _trial(_USER, _ASSISTANT, _USER),
+    ),
+    "assistant_before_call": (
+        [_trial(_USER, _ASSISTANT, "call", _TOOL)],
+        _trial(_USER, "call", _TOOL),
     ),
     "user_after_tool": (
         [

@@ -379,7 +379,7 @@ def test_chat_answers_line_by_line_and_remembers(address, texts, capsys, typed):
 
 @pytest.mark.process
 def test_chat_forgets_its_oldest_turns_when_the_model_is_full(capsys, address, texts, typed):
-    long = "word " * 1500  # 3,000 tokens: the model holds one such turn, and not two
+    long = "word " * 3000  # as many tokens: the model holds one such turn, and not two
     typed(f"{long}\n{long}\nshort\n")
     options = ["--max-tokens", "4", "--temperature", "0"]
     assert main(["chat", "--address", address, *options]) == 0

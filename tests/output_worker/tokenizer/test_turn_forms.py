@@ -147,6 +147,12 @@ def shown(template: str, messages: Sequence[ChatMessage], /, **options: Any) -> 
             "[system]<0s>[end][user]<1u>[end][assistant]<2c>[call]look[end][tool]<3t>\n\n<4u>[end]",
             ("user-in-tool",),
         ),
+        (  # a call does not count as a turn: what it takes as it is stays so
+            ALTERNATING_BUT_FOR_CALLS,
+            "uact",
+            "[user]<0u>[end][assistant]<1a>[end][assistant]<2c>[call]look[end][tool]<3t>[end]",
+            (),
+        ),
         (LATE_SYSTEM_IS_LOST, "su", "[system]<0s>[end][user]<1u>[end]", ()),
         (LATE_SYSTEM_IS_LOST, "us", "[system]<1s>[end][user]<0u>[end]", ("system-first",)),
         (LATE_SYSTEM_IS_LOST, "sdu", "[system]<0s>\n\n<1d>[end][user]<2u>[end]", ("system-first",)),
@@ -317,6 +323,7 @@ def test_joined_turns_keep_reasoning_calls_and_a_name_that_is_theirs():
 def test_shapes_of_chats():
     assert shapes_of(chat("u")) == set()
     assert shapes_of(chat("suau")) == {"system"}
+    assert shapes_of(chat("uact")) == {"assistant_before_call"}
     assert shapes_of(chat("sductusuuaas")) == {
         "system",
         "systems",

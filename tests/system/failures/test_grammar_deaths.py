@@ -132,8 +132,8 @@ def test_over_http(stack: Stack) -> None:
     assert answer["choices"][0]["finish_reason"] == "stop"
     status, answer = ask(stack, structured_outputs={"choice": ["red", "green"]})
     assert answer["choices"][0]["message"]["content"] in ("red", "green")
-    wrong = {"name": "thing", "schema": {"type": "nothing"}}
+    wrong = {"name": "thing", "strict": True, "schema": {"type": "nothing"}}
     status, answer = ask(stack, response_format={"type": "json_schema", "json_schema": wrong})
     assert status == 400
     assert answer["error"]["param"] == "response_format"
-    assert "nothing" in answer["error"]["message"]
+    assert "there is no such type" in answer["error"]["message"]
