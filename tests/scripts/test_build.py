@@ -148,15 +148,18 @@ def test_the_distributions_have_one_version_and_the_server_asks_for_it() -> None
 
 
 def test_the_command_of_ray_is_in_a_wheel_of_its_own(
-    environment: Path, wheel: Path, built: Path, tmp_path: Path
+    environment: Path, wheel: Path, client_wheel: Path, built: Path, tmp_path: Path
 ) -> None:
     [ray] = built.glob("slipstream_ray-*.whl")
-    assert {name.split("/")[0] for name in packages_of(ray)} == {"slipstream_ray"}
+    tracked = run(["git", "ls-files", RAY.parent / "slipstream_ray"], ROOT).split()
+    assert packages_of(ray) == {name.removeprefix("contrib/ray/") for name in tracked}
+    assert not packages_of(ray) & (packages_of(wheel) | packages_of(client_wheel))
     assert not [name for name in contents(wheel) if "ray_fleet" in name or "slipstream_ray" in name]
-    command = [environment / "bin" / "python", "-m", "slipstream", "ray", "up", "--replicas", "2"]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     said = "slipstream ray: slipstream-ray is missing: pip install 'slipstream[ray]'\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    for words in ([], ["up", "--replicas", "2"], ["--name", "x", "status"], ["--help"]):
+        command = [environment / "bin" / "python", "-m", "slipstream", "ray", *words]
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
     with_ray = installed(tmp_path, wheel, *built.glob("slipstream_[cr]*.whl"))
     found = run([with_ray / "bin" / "python", "-m", "slipstream", "ray", "--help"], tmp_path)
     assert "start replicas of a model" in found

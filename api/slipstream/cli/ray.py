@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import NoReturn
 
 from slipstream.cli.options.parser import Parser
 from slipstream.client.placing.discovery import INSTALL_RAY
-from slipstream.errors import missing_option
 
 
 def add_ray(parser: Parser) -> None:
-    """Add the commands; without their distribution all of them say how to get it."""
+    """Add the commands. Without their distribution whatever follows `ray` ends with exit code 2 and
+    how to get it.
+    """
     if find_spec("slipstream_ray") is not None:
         import_module("slipstream_ray.commands").add_ray(parser)
         return
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(run=_refuse)
 
+    def refuse(_words: Sequence[str]) -> NoReturn:
+        parser.exit(2, f"{parser.prog}: slipstream-ray is missing: {INSTALL_RAY}\n")
 
-def _refuse(_arguments: argparse.Namespace) -> NoReturn:
-    """Raises: BadRequestError."""
-    raise missing_option("slipstream-ray", INSTALL_RAY)
+    parser.translate = refuse

@@ -271,9 +271,11 @@ class RayMembers(MemberSource):
 
 
 def has_ray() -> bool:
-    """Whether Ray is installed; it is not imported. A folder of this name is not Ray."""
-    spec = importlib.util.find_spec("ray")
-    return spec is not None and spec.origin is not None
+    """Whether Ray and slipstream-ray, which asks it, are installed; neither is imported. A folder
+    of such a name is not a package.
+    """
+    specs = [importlib.util.find_spec(name) for name in ("ray", "slipstream_ray")]
+    return all(spec is not None and spec.origin is not None for spec in specs)
 
 
 def _resolve(host: str, port: int) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from threading import Event, Thread
 
@@ -296,6 +297,20 @@ def test_a_fleet_on_ray_has_a_plain_name(name: str) -> None:
 
 def test_ray_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.client.placing.discovery.has_ray", lambda: False)
+    with pytest.raises(BadRequest, match=r"pip install 'slipstream\[ray\]'"):
+        member_source("ray://demo", check)
+
+
+@pytest.mark.parametrize("missing", ["ray", "slipstream_ray"])
+def test_ray_is_of_no_use_without_what_asks_it(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machines of a cluster have Ray, whatever else they have."""
+
+    def find(name: str) -> ModuleSpec | None:
+        return None if name == missing else ModuleSpec(name, None, origin=f"{name}/__init__.py")
+
+    monkeypatch.setattr("importlib.util.find_spec", find)
     with pytest.raises(BadRequest, match=r"pip install 'slipstream\[ray\]'"):
         member_source("ray://demo", check)
 
