@@ -207,7 +207,8 @@ def test_the_command_tells_a_row_for_each_batch_variant_and_way_of_reading(tmp_p
 
 def test_two_workers_are_compared_with_one(tmp_path, capsys):
     json_file = tmp_path / "rows.json"
-    words = ["--batches", "6", "--variants", "stop2", "--steps", "8", "--runs", "1"]
+    # as many streams as are certain to be dealt to both workers
+    words = ["--batches", "32", "--variants", "stop2", "--steps", "8", "--runs", "1"]
     options = ["--output-workers", "1,2", "--json", str(json_file)]
     assert main(["bench", "output-path", *words, *options]) == 0
     rows = [row for row in json.loads(json_file.read_text()) if row["engine"] == "slipstream"]

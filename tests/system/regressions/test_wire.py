@@ -190,9 +190,10 @@ def test_a_message_that_waits_to_be_read_is_never_changed_vllm_24655_50053(
 
     monkeypatch.setattr(slipstream_ipc.transport.channel, "new_dealer", narrow)
     monkeypatch.setattr(slipstream_ipc.transport.dealer, "connect_local", lambda *_: None)
-    num, most = 400, 4000  # none ends, however many steps the acknowledgements take
+    # none ends before all have begun, one in some twenty steps, or while acknowledgements take theirs
+    num, most = 400, 32_000
     stack = make_stack(
-        max_num_seqs=num, max_model_len=4096, max_num_batched_tokens=4096, stream_interval=1
+        max_num_seqs=num, max_model_len=2**15, max_num_batched_tokens=4096, stream_interval=1
     )
     client = stack.client()
     watch = Watch(client)

@@ -253,6 +253,9 @@ class Moves(Generic[S]):
         """
         it = self._members[member]
         if state != it.state:
+            if it.is_within:  # the next core is there before its streams have left
+                for stream in it.streams:
+                    self._strike_suspect(stream, it)
             it.state, it.state_since = state, now
             self.next_at = now
         it.is_within = state == "core_away" and is_within
@@ -364,18 +367,16 @@ class Moves(Generic[S]):
 
     def _leave(self, number: int, it: _Member[S], now: float) -> Iterator[Decision[S]]:
         for stream in list(it.streams):
-            read = self._read(stream)
             self._streams[stream].full_members.clear()  # they may have room by now
-            is_struck = it.is_attached and it.is_within and _is_suspect(stream, it, read)
-            if is_struck and self._targets(stream):
-                self._strike(stream, read.num_tokens)
-                if self._streams[stream].strikes >= MAX_STRIKES:
-                    yield self._fail(stream, Failure.STRIKES)
-                    continue
-            if self._targets(stream):
+            if not self._targets(stream):
+                if it.is_shut:
+                    yield self._fail(stream, Failure.SHUT)
+                continue
+            is_struck = it.is_attached and it.is_within and self._strike_suspect(stream, it)
+            if is_struck and self._streams[stream].strikes >= MAX_STRIKES:
+                yield self._fail(stream, Failure.STRIKES)
+            else:
                 yield self._hold(stream, now)
-            elif it.is_shut:
-                yield self._fail(stream, Failure.SHUT)
 
     def _draining(self, now: float) -> Iterator[S]:
         for it in self._members.values():
@@ -453,10 +454,15 @@ class Moves(Generic[S]):
             it.bound = fingerprint
         return it.bound
 
-    def _strike(self, stream: S, num_tokens: int) -> None:
-        it = self._streams[stream]
-        it.strikes = 1 if num_tokens > it.struck_at else it.strikes + 1
-        it.struck_at = num_tokens
+    def _strike_suspect(self, stream: S, member: _Member[S]) -> bool:
+        """Count the death of a member's core against a stream. False: it was not computing it."""
+        read = self._read(stream)
+        is_suspect = read.is_accepted if member.suspects is None else stream in member.suspects
+        if is_suspect:
+            it = self._streams[stream]
+            it.strikes = 1 if read.num_tokens > it.struck_at else it.strikes + 1
+            it.struck_at = read.num_tokens
+        return is_suspect
 
     def _targets(self, stream: S) -> list[int]:
         """The open members other than its own at which a stream may go on."""
@@ -499,11 +505,6 @@ class Moves(Generic[S]):
 
     def _num_tokens(self, stream: S) -> int:
         return self._read(stream).num_tokens
-
-
-def _is_suspect(stream: S, it: _Member[S], read: ReaderProgress) -> bool:
-    """Whether a member's core was computing a stream when it died."""
-    return read.is_accepted if it.suspects is None else stream in it.suspects
 
 
 def _may_join(bound: bytes, fingerprint: bytes | None, is_same_member: bool) -> bool:
