@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
+from tests.helpers.inheritance import inheritance
 
 _KEPT = os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY") or Path(__file__).parents[1] / ".hypothesis"
 # all of it, as Hypothesis takes other defaults where it finds a CI system's variables
@@ -107,12 +108,12 @@ def no_chance():
 
 
 @pytest.fixture(autouse=True)
-def no_variable_is_left():
-    """Assert that a test leaves no SLIPSTREAM_ variable changed in the environment."""
-    before = _ours()
+def no_inheritance_is_left():
+    """Assert that a test leaves what processes take over from this one as it was: the next test's
+    would be others, and not be forked (`tests.helpers.zygote`).
+    """
+    before = inheritance()
     yield
-    assert _ours() == before
-
-
-def _ours() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith("SLIPSTREAM_")}
+    after = inheritance()
+    changed = {each for each in before.keys() | after.keys() if before.get(each) != after.get(each)}
+    assert not changed

@@ -90,8 +90,8 @@ def test_the_wheels_have_the_five_packages_alone(installed: Path) -> None:
 
 
 # Asks for the help of every command there is; prints each one's words, with a colon where it
-# answers that it runs from a clone or that its distribution is missing. argv: where the wheel is installed, the checkout, whose
-# packages must not be found.
+# answers that it runs from a clone or that its distribution is missing. argv: where the wheel is
+# installed, the checkout, whose packages must not be found.
 _PROGRAM = """
 import contextlib, io, re, sys
 installed, checkout = sys.argv[1:]

@@ -10,17 +10,16 @@ server has started with is made of programs, as modules may have read them while
 from __future__ import annotations
 
 import os
-import resource
 import select
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
+from tests.helpers.inheritance import inheritance
 from tests.helpers.patience import PATIENCE_S
 
 from slipstream.stack import supervisor_process
@@ -29,11 +28,8 @@ from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import settings_from
 from slipstream.stack.supervisor_process import StartedSupervisor, start_supervisor
 from slipstream_ipc.fork_server import Preload
-from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_LEVEL_VARIABLE
 
 _SUPERVISOR = "slipstream.stack.supervisor"
-# read by each process when it begins, not by modules
-_FREE = ("PYTEST_CURRENT_TEST", LOG_FORMAT_VARIABLE, LOG_LEVEL_VARIABLE)
 
 
 class Zygote:
@@ -42,7 +38,7 @@ class Zygote:
     """
 
     def __init__(self) -> None:
-        self._around = _around(os.environ)
+        self._around = inheritance(os.environ)
         self._lock = threading.Lock()  # one request is unanswered at a time
         self._client: ForkClient | None = None
         self.num_forks = 0
@@ -50,7 +46,7 @@ class Zygote:
     def start(self, environment: Mapping[str, str]) -> StartedSupervisor:
         """As `start_supervisor` does."""
         is_main = threading.current_thread() is threading.main_thread()  # both die with the thread
-        if not is_main or _around(environment) != self._around:
+        if not is_main or inheritance(environment) != self._around:
             return start_supervisor(environment)
         stdin, stdin_end = os.pipe2(os.O_CLOEXEC)
         stdout_end, stdout = os.pipe2(os.O_CLOEXEC)
@@ -88,13 +84,6 @@ def _started() -> ForkClient:
         client.read()
         client.preload_next()
     return client
-
-
-def _around(environment: Mapping[str, str]) -> Any:
-    """What a process takes over from the one that starts it, apart from descriptors."""
-    variables = {name: value for name, value in environment.items() if name not in _FREE}
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return variables, os.getcwd(), limit, os.getpriority(os.PRIO_PROCESS, 0)
 
 
 @contextmanager

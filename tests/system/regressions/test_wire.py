@@ -190,7 +190,7 @@ def test_a_message_that_waits_to_be_read_is_never_changed_vllm_24655_50053(
 
     monkeypatch.setattr(slipstream_ipc.transport.channel, "new_dealer", narrow)
     monkeypatch.setattr(slipstream_ipc.transport.dealer, "connect_local", lambda *_: None)
-    # none ends before all have begun, one in some twenty steps, or while acknowledgements take theirs
+    # none ends before all have begun, one in some twenty steps, or while others acknowledge theirs
     num, most = 400, 32_000
     stack = make_stack(
         max_num_seqs=num, max_model_len=2**15, max_num_batched_tokens=4096, stream_interval=1

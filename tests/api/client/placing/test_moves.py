@@ -360,7 +360,7 @@ class Fleet(RuleBasedStateMachine):
             assert replica.is_gone or self.now >= replica.away_since + PATIENCE_S
 
     def count_death(self, stream: int, replica: Replica) -> bool:
-        """Count the death of a replica's core against one of its streams, if it was computing it."""
+        """Count the death of a replica's core against a stream, if it was computing it."""
         reader = self.readers[stream]
         is_named = replica.suspects is not None
         is_suspect = stream in replica.suspects if is_named else reader.is_accepted
