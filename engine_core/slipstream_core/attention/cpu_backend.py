@@ -87,7 +87,7 @@ class CpuContext:
 
     @property
     def decodes_only(self) -> bool:
-        """Whether no row is a prefill chunk."""
+        """True if no row is a prefill chunk."""
         return self._chunks is None
 
     def attend(

@@ -53,7 +53,7 @@ class AttentionParams(NamedTuple):
 
 
 class CacheSlots(NamedTuple):
-    """Where a step's keys and values go in a layer's paged cache."""
+    """The slots of a layer's paged cache that take a step's keys and values."""
 
     keys: torch.Tensor  # [slots, num_kv_heads, key_dim], contiguous
     values: torch.Tensor  # [slots, num_kv_heads, value_dim]; the beginning of keys with latents
@@ -83,15 +83,15 @@ class TrialContext:
 
 
 class FusedContext(AttentionContext, Protocol):
-    """What a fused forward needs: its kernels may store keys and values before attention."""
+    """The context of a fused forward, whose kernels may store keys and values before attention."""
 
     def cache_slots(self, layer: int) -> CacheSlots:
-        """Where keys and values are to be stored for `attend_stored`."""
+        """The slots that keys and values are stored in for `attend_stored`."""
 
     def attend_stored(
         self, layer: int, query: torch.Tensor, params: AttentionParams
     ) -> torch.Tensor:
-        """As `attend`, with keys and values that are stored already."""
+        """Attend as `attend` does, to keys and values that are stored already."""
 
 
 def paged_attention(

@@ -35,7 +35,7 @@ class LayerCache:
 
     @property
     def is_latent(self) -> bool:
-        """Whether values are the beginnings of their keys."""
+        """True if values are the beginnings of their keys."""
         return self.value_blocks is None
 
     @property

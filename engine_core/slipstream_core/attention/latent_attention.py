@@ -23,7 +23,7 @@ _PROJECTIONS = "latent_projections"  # attribute of a module whose latents are c
 
 
 class LatentProjections(NamedTuple):
-    """What makes keys and values of latents."""
+    """The weights that expand latents into keys and values."""
 
     of_keys: torch.Tensor  # [num_heads, dim that is not rotated, rank]
     of_values: torch.Tensor  # [num_heads, rank, value_dim]
@@ -61,7 +61,7 @@ def cache_latents(model: nn.Module) -> None:
 
 
 def latent_projections(module: nn.Module) -> LatentProjections | None:
-    """Those of an attention whose latents are cached, else None."""
+    """The projections of an attention that caches latents, or None for any other attention."""
     found: LatentProjections | None = module.__dict__.get(_PROJECTIONS)
     return found
 
@@ -79,7 +79,7 @@ def _cached_row(latent: torch.Tensor, rotated: torch.Tensor) -> tuple[torch.Tens
 
 
 def _is_known(expand_kv: Callable[..., Any] | None) -> bool:
-    """Whether keys and values are made as here."""
+    """True if `expand_kv` makes keys and values as this module does."""
     if expand_kv is None:
         return False
     heads, rank, tokens = 2, 5, 3

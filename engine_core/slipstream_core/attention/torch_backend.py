@@ -116,7 +116,7 @@ class _Chunk:
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def is_plain_causal(self, window: int | None) -> bool:
-        """Whether SDPA's own causal mask, aligned at the first key, is enough."""
+        """True if SDPA's own causal mask, aligned at the first key, is enough."""
         return self.blocks is None and (window is None or window >= self.kv_len)
 
     def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
@@ -284,7 +284,7 @@ def _buckets(
 
 
 def _is_plain(params: AttentionParams) -> bool:
-    """Whether SDPA is sufficient: it supports neither softcap nor sinks."""
+    """True if SDPA is sufficient: it supports neither softcap nor sinks."""
     return params.softcap is None and params.sinks is None
 
 

@@ -64,7 +64,7 @@ _INTERPRETED_PROCESSORS = 8  # enough to split keys sometimes, few enough to sta
 
 
 def is_interpreted() -> bool:
-    """Whether Triton's kernels run in its interpreter in this process."""
+    """True if Triton's kernels run in its interpreter in this process."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -140,7 +140,7 @@ class TritonAttention:
         return TritonContext(self, rows, self._layers, self._block_size, self._processors)
 
     def form_of(self, layer: int, query: torch.Tensor, params: AttentionParams) -> LayerForm:
-        """What the launches of a layer have in common at every step; made at the first one."""
+        """The arguments that a layer's launches share at every step; created at the first one."""
         key = _FormKey(
             layer,
             query.shape[1:],
@@ -336,7 +336,7 @@ class _FormKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerForm:
-    """What a layer's launches have in common at every step: arguments, by kernel.
+    """The arguments that a layer's launches share at every step, by kernel.
 
     decode_groups, prefill_groups: the programs to an item or a tile of queries, each with some
     heads; `prefill_heads` of a prefill's.
@@ -410,7 +410,7 @@ class TritonContext:
         return _run(*self.launches(layer, query, key, value, params))
 
     def cache_slots(self, layer: int) -> CacheSlots:
-        """Where keys and values go."""
+        """The cache slots of the step's keys and values."""
         cache = self._layers[layer]
         return CacheSlots(cache.keys, cache.values, self._rows.kv_slots)
 

@@ -23,7 +23,7 @@ _aten = torch.ops.aten
 
 
 class ActivationOps(Protocol):
-    """What replaces them: see forward_ops.py."""
+    """The operators that replace activation patterns (see forward_ops.py)."""
 
     @property
     def silu_mul(self) -> Any: ...
@@ -154,13 +154,13 @@ def as_clamped_gate(graph: GraphModule, sigmoid: AnyNode, ops: ActivationOps) ->
 
 
 def _is_rows(x: AnyNode) -> bool:
-    """Whether x is [1, T, N] or [T, N]."""
+    """True if x is [1, T, N] or [T, N]."""
     shape = shape_of(x)
     return len(shape) == 2 or (len(shape) == 3 and shape[0] == 1)
 
 
 def _times(node: Any, factor: float) -> AnyNode:
-    """What node is `factor` times of, or None."""
+    """The operand that `node` multiplies by `factor`, or None."""
     found = _operands(node, _aten.mul.Tensor)
     return found[0] if found is not None and found[1] == factor else None
 
@@ -172,6 +172,6 @@ def _operands(node: Any, target: Any) -> tuple[Any, Any] | None:
 
 
 def _softened(node: AnyNode) -> AnyNode:
-    """What node is the softplus of, or None."""
+    """The operand of which `node` is the softplus, or None."""
     is_plain = is_call(node, _aten.softplus.default) and len(node.args) == 1 and not node.kwargs
     return node.args[0] if is_plain else None

@@ -29,7 +29,7 @@ _FILLS = (_aten.masked_fill.Scalar, _aten.masked_fill_.Scalar)
 
 
 class RouteForm(NamedTuple):
-    """How a model gets from a token's logits to its experts and their weights."""
+    """The way from a token's logits to its experts and their weights."""
 
     num_chosen: int
     scores: str  # "logits", "softmax" or "sigmoid": what the experts are chosen by
@@ -42,7 +42,7 @@ class RouteForm(NamedTuple):
 
 
 class ExpertOps(ActivationOps, Protocol):
-    """What they are made of, and what replaces them: see forward_ops.py."""
+    """The operators that expert patterns consist of and are replaced by (see forward_ops.py)."""
 
     @property
     def route(self) -> Any: ...
@@ -288,7 +288,7 @@ def join_experts(graph: GraphModule, ops: ExpertOps) -> None:
 
 
 class _WrittenExperts(NamedTuple):
-    """What experts are made of, where they have no biases and their matrices lie as linear's."""
+    """The inputs of experts without biases whose matrices have the layout of `linear`."""
 
     x: AnyNode
     up: AnyNode  # [experts, 2 * I, K]
@@ -297,7 +297,7 @@ class _WrittenExperts(NamedTuple):
 
 
 def _written_experts(combined: AnyNode, gates: Mapping[Any, str]) -> _WrittenExperts | None:
-    """What is before a weighted sum, if nothing else uses any of it."""
+    """The experts behind a weighted sum; None if they have another form or another user."""
     rows, _, inverse, _, bias, _ = combined.args
     order = inverse.args[0]
     down = _transposed_product(rows, order)
@@ -336,7 +336,9 @@ def _transposed_product(node: AnyNode, order: AnyNode) -> _GroupedProduct | None
 
 
 def _halved(gate: AnyNode) -> AnyNode:
-    """What a gate has the halves of, the activated one first; None if it has others."""
+    """The node whose halves a gated activation takes, activated half first; None for other
+    inputs.
+    """
     first, second = gate.args
     split = _source(first, operator.getitem)
     if not is_call(split, _aten.split.Tensor) or len(split.users) != 2:
@@ -373,7 +375,7 @@ def _scored(chosen_by: AnyNode) -> tuple[AnyNode, str, AnyNode, AnyNode] | None:
 
 
 class _Groups(NamedTuple):
-    """How experts are chosen from some groups alone."""
+    """Expert selection that is limited to the best groups."""
 
     scores: AnyNode  # [T, experts], of all groups
     num_groups: int
@@ -438,7 +440,7 @@ def _group_scores(sums: AnyNode, scores: AnyNode) -> tuple[int, int] | None:
 
 
 def _source(node: AnyNode, *targets: Any) -> AnyNode:
-    """What is behind calls of these, the last of them first; None if others are there."""
+    """The node behind a chain of calls of `targets`, outermost first; None if the chain differs."""
     for target in targets:
         if not is_call(node, target):
             return None
@@ -470,7 +472,9 @@ def _weighed(values: AnyNode) -> tuple[AnyNode, str, float, float]:
 
 
 def _ends(ordered: AnyNode) -> tuple[AnyNode, int] | None:
-    """Where each expert's tokens end, from a copy of their sorted numbers, and the experts."""
+    """The end offsets of the experts' tokens, from a copy of the sorted expert numbers, and the
+    number of experts; None for another pattern.
+    """
     counts = only_user(ordered)
     if not is_call(ordered, _aten._to_copy.default) or not is_call(counts, _aten.histc.default):
         return None
@@ -506,7 +510,7 @@ def _drop_sentinels(graph: GraphModule, ordered: AnyNode, num_experts: int) -> N
 
 
 def _inverts(node: AnyNode, places: AnyNode) -> bool:
-    """Whether node is an empty tensor into which 0, 1, … are written at `places`."""
+    """True if `node` is an empty tensor into which 0, 1, … are written at `places`."""
     if not is_call(node, _aten.index_put_.default) or len(node.args) != 3:
         return False
     target, where, numbers = node.args
@@ -523,7 +527,7 @@ def _inverts(node: AnyNode, places: AnyNode) -> bool:
 
 
 def _indexed(node: AnyNode) -> tuple[AnyNode, AnyNode]:
-    """What is indexed, and by which tensor; None for both if it is something else."""
+    """The indexed tensor and its index tensor; None for both if `node` is anything else."""
     if not is_call(node, _aten.index.Tensor) or len(node.args[1]) != 1:
         return None, None
     return node.args[0], node.args[1][0]

@@ -721,7 +721,7 @@ class Cached(NamedTuple):
     slots: CacheSlots
 
     def arguments(self) -> dict[str, Any]:
-        """What `rotate` is given of them."""
+        """The keyword arguments of `rotate` that describe these values."""
         dim = self.value.shape[2]
         return {
             "value": self.value,

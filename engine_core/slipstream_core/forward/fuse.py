@@ -114,7 +114,7 @@ def attend_by_its_context(
 
 
 def slots_of_context(context: FusedContext, layer: int) -> CacheSlots:
-    """Where a kernel of a recorded forward stores a layer's keys and values."""
+    """The slots in which a kernel of a recorded forward stores a layer's keys and values."""
     return context.cache_slots(layer)
 
 
@@ -128,7 +128,7 @@ def attend_stored(
     sinks: torch.Tensor | None,
     is_latent: bool,
 ) -> torch.Tensor:
-    """As `attend_by_its_context`, with keys and values that a kernel has stored."""
+    """Attend as `attend_by_its_context` does, to keys and values that a kernel has stored."""
     params = AttentionParams(scale, window, softcap, sinks, is_latent)
     return context.attend_stored(layer, query, params)
 
@@ -162,7 +162,7 @@ def rewrite(graph: GraphModule, patterns: Mapping[Any, Pattern]) -> None:
 
 
 def is_call(node: Any, target: Any) -> bool:
-    """Whether node calls `target`."""
+    """True if `node` calls `target`."""
     return isinstance(node, Node) and node.op == "call_function" and node.target == target
 
 
@@ -178,7 +178,7 @@ def dtype_of(node: AnyNode) -> torch.dtype:
 
 
 def before_cast(node: AnyNode) -> AnyNode:
-    """What node is a float32 copy of, or node itself."""
+    """The node that `node` is a float32 copy of, or `node` itself."""
     is_wide = is_call(node, _aten._to_copy.default) and dtype_of(node) == torch.float32
     return node.args[0] if is_wide else node
 
@@ -235,7 +235,7 @@ def again(weight: AnyNode) -> AnyNode:
 
 
 def is_weight(node: Any) -> bool:
-    """Whether node is a tensor that the graph holds."""
+    """True if `node` is a tensor held by the graph."""
     return isinstance(node, Node) and node.op == "get_attr"
 
 

@@ -91,7 +91,7 @@ _ATTENDS = {attend_by_its_context: 3, attend_stored: 2}
 
 
 class Ops(LatentOps, ExpertOps, ProductOps, Protocol):
-    """What replaces a pattern: see forward_ops.py."""
+    """The operators that replace a card's patterns (see forward_ops.py)."""
 
 
 def by_multiples_of_tokens(graph: GraphModule, *, tokens: int, kept: int) -> None:
@@ -239,7 +239,9 @@ def _join_weights(graph: GraphModule) -> None:
 
 
 def _equal_clamps(products: list[AnyNode]) -> list[AnyNode]:
-    """What keeps each of these within the same bounds, where nothing else uses them."""
+    """The clamps of these products, if their bounds are equal and nothing else uses the products;
+    else an empty list.
+    """
     clamps = [only_user(node) for node in products]
     first = clamps[0]
     if not all(is_call(each, _aten.clamp_.default) for each in clamps):

@@ -25,7 +25,7 @@ _aten = torch.ops.aten
 
 
 class LatentOps(RopeOps, Protocol):
-    """What replaces them: see forward_ops.py."""
+    """The operators that replace latent patterns (see forward_ops.py)."""
 
     @property
     def latent_rows(self) -> Any: ...
@@ -140,6 +140,6 @@ def _joined(node: AnyNode) -> tuple[AnyNode, AnyNode] | None:
 
 
 def _first(node: AnyNode) -> AnyNode:
-    """What node is the first of, or None."""
+    """The node whose first element `node` selects, or None."""
     is_first = is_call(node, _aten.select.int) and node.args[1:] == (0, 0)
     return node.args[0] if is_first else None

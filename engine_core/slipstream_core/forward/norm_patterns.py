@@ -27,7 +27,7 @@ _aten = torch.ops.aten
 
 
 class NormOps(Protocol):
-    """What replaces them: see forward_ops.py."""
+    """The operators that replace norm patterns (see forward_ops.py)."""
 
     @property
     def rms_norm(self) -> Any: ...
@@ -196,7 +196,7 @@ def _norm(rsqrt: AnyNode) -> _Norm | None:
 
 
 def _centered(node: AnyNode) -> AnyNode:
-    """What node is without its mean, or None."""
+    """The node from which `node` subtracts the mean, or None."""
     if not is_call(node, _aten.sub.Tensor) or len(node.args) != 2 or node.kwargs:
         return None
     x, mean = node.args
@@ -212,7 +212,7 @@ def _is_vector(graph: GraphModule, weight: AnyNode, num: int) -> bool:
 
 
 def _is_of_heads(graph: GraphModule, norm: _Norm) -> bool:
-    """Whether x is [1, T, heads, N] and there is a weight for each head."""
+    """True if x is [1, T, heads, N] and each head has weights of its own."""
     shape = shape_of(norm.x)
     weight = getattr(graph, norm.weight.target)
     is_matrix = len(shape) == 4 and tuple(weight.shape) == tuple(shape[2:])

@@ -65,7 +65,7 @@ class Operation:
 
     @property
     def by_row(self) -> bool:
-        """Whether each row is computed from the same row of its inputs only."""
+        """True if each row is computed from the same row of its inputs only."""
         return self.kind not in (PRODUCT, ATTEND, SUM)
 
 

@@ -63,13 +63,13 @@ def pack(graph: GraphModule, kernels: Kernels) -> int:
 
 
 def _is_rows(x: Any) -> bool:
-    """Whether it is [1, rows, k]."""
+    """True if x is [1, rows, k]."""
     shape = tuple(x.meta["val"].shape) if "val" in x.meta else ()
     return len(shape) == 3 and int(shape[0]) == 1
 
 
 def _is_read_once(graph: GraphModule, source: Any) -> bool:
-    """Whether only one operator reads this node's memory."""
+    """True if only one operator reads this node's memory."""
     held = getattr(graph, source.target).untyped_storage().data_ptr()
     return (
         sum(

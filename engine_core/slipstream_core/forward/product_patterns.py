@@ -29,7 +29,7 @@ _NORM_ARGUMENTS = 6  # of `add_rms_norm`, without a scale and a norm before it
 
 
 class ProductOps(NormOps, ActivationOps, Protocol):
-    """What they are made of, and what replaces them: see forward_ops.py."""
+    """The operators that product patterns consist of and are replaced by (see forward_ops.py)."""
 
     @property
     def linear(self) -> Any: ...
@@ -159,6 +159,6 @@ def _first_product(x: AnyNode) -> AnyNode:
 
 
 def _is_step(x: AnyNode) -> bool:
-    """Whether x is [1, T, N]."""
+    """True if x is [1, T, N]."""
     shape = shape_of(x)
     return len(shape) == 3 and shape[0] == 1

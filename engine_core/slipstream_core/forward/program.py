@@ -109,7 +109,9 @@ class _Lowering:
         raise _Unknown
 
     def _or_input(self, node: AnyNode) -> _Value:
-        """As `_of`, or an input [1, T, width] made by operators before the list."""
+        """Return the value of a node as `_of` does, or an input [1, T, width] for a node that
+        operators before the list compute.
+        """
         if node in self.values:
             return self._of(node)
         shape = tuple(node.meta["val"].shape) if "val" in node.meta else ()
@@ -256,7 +258,7 @@ class _Lowering:
         return _Value(out, source.shape)
 
     def _is_product_alone(self, node: AnyNode, product: Operation, more: _Value) -> bool:
-        """Whether a product can add `more` itself: its whole output is used by this sum only."""
+        """True if a product can add `more` itself: its whole output is used by this sum only."""
         return (
             node.target is self._product_target
             and len(node.users) == 1

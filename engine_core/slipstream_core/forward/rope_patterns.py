@@ -31,7 +31,7 @@ _PARTS = "real and imaginary parts"
 
 
 class RopeForm(NamedTuple):
-    """How a rotation is written."""
+    """The form in which a model writes its rotation."""
 
     width: int  # dimensions of a head that turn, from the first on
     interleaved: bool  # pairs are neighbours, not the two halves
@@ -41,7 +41,7 @@ class RopeForm(NamedTuple):
 
 
 class NormForm(NamedTuple):
-    """How the norm of a head is written."""
+    """The form in which a model writes the norm of a head."""
 
     epsilon: float
     rounds: bool  # to the tensors' type before the weight is applied
@@ -51,7 +51,7 @@ class NormForm(NamedTuple):
 
 
 class RopeOps(Protocol):
-    """What replaces them: see forward_ops.py."""
+    """The operators that replace rotations and norms of heads (see forward_ops.py)."""
 
     @property
     def rms_norm(self) -> Any: ...
@@ -150,7 +150,9 @@ def store_before(
 
 
 def _rotated(given: AnyNode, ops: RopeOps) -> _Rotated | None:
-    """What makes an attention's input [T, heads, dim], and is used for nothing else."""
+    """The rotation, and norm, behind an attention's input [T, heads, dim]; None if there is none or
+    if something else uses it.
+    """
     if not is_call(given, _aten.transpose.int) or given.args[1:] != (0, 1):
         return None
     heads_first = given.args[0]
@@ -166,7 +168,7 @@ def _rotated(given: AnyNode, ops: RopeOps) -> _Rotated | None:
 
 
 def _norm_form(norm: AnyNode, ops: RopeOps) -> tuple[NormForm, int]:
-    """How a call norms heads, and the dimensions of its weight."""
+    """The form of a call that norms heads, and the number of dimensions of its weight."""
     _, weight, *settings = norm.args
     if is_call(norm, ops.rms_norm):
         form = NormForm(*settings)
@@ -246,7 +248,9 @@ def _of_dimensions(node: AnyNode) -> _Rotation | None:
 
 
 def _swaps(swapped: AnyNode, *sources: AnyNode) -> bool | None:
-    """Whether the pairs that are swapped are neighbours; None if nothing is."""
+    """True if the swapped pairs are neighbours, False if they are halves; None if nothing is
+    swapped.
+    """
     dim = shape_of(sources[0])[3]
     half = dim // 2
     if is_call(swapped, _aten.cat.default) and swapped.args[1:] in ((-1,), (3,)):
@@ -305,7 +309,9 @@ def _of_pairs(node: AnyNode) -> _Rotation | None:
 
 
 def _divided(first: AnyNode, second: AnyNode) -> tuple[AnyNode, bool] | None:
-    """What these are the halves of, or the neighbours: whether they are."""
+    """The node that these two divide, with True if they are neighbours and False if they are
+    halves; None if they divide nothing.
+    """
     if is_call(first, _aten.slice.Tensor) and is_call(second, _aten.slice.Tensor):
         x = first.args[0]
         ends = [each.args[1:] for each in (first, second)]
@@ -403,7 +409,9 @@ def _angles(cos: AnyNode, x: AnyNode) -> tuple[AnyNode, bool] | None:
 
 
 def _unsqueezed(node: AnyNode, shape: tuple[int, ...]) -> AnyNode:
-    """What node is, with a dimension for the heads; None if it has another shape."""
+    """The node of this shape to which `node` adds a dimension for the heads; None for another
+    shape.
+    """
     if not is_call(node, _aten.unsqueeze.default) or node.args[1] != 1:
         return None
     return node.args[0] if shape_of(node.args[0]) == shape else None

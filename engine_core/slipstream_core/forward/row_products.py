@@ -36,14 +36,14 @@ class RowNorm(NamedTuple):
 
 
 class RowSum(NamedTuple):
-    """What is added to the row before anything else."""
+    """A vector that is added to the row before anything else."""
 
     more: torch.Tensor  # K numbers
     total: torch.Tensor  # K numbers: the sum is written to it
 
 
 class _Blocks(NamedTuple):
-    """What one program has of a matrix."""
+    """The part of a matrix that one program computes."""
 
     rows: int
     columns: int
@@ -51,7 +51,7 @@ class _Blocks(NamedTuple):
 
 
 def has_row_kernel(weight: torch.Tensor, gate: str | None = None) -> bool:
-    """Whether a matrix [N, K] can be multiplied with a row by the kernel."""
+    """True if the kernel can multiply a row with this matrix [N, K]."""
     if weight.dim() != 2 or not weight.is_contiguous() or weight.dtype not in _DTYPES:
         return False
     n, k = weight.shape
@@ -157,7 +157,7 @@ def _blocks(n: int, k: int) -> _Blocks | None:
 
 
 def _rows(n: int, most: int, times: int = 1) -> int:
-    """Of n rows, those of one program; every program is launched so many times."""
+    """The rows of one program, out of n; every program is launched `times` times."""
     rows = min(n & -n, most)
     while rows > 1 and n // rows * times < _LEAST_PROGRAMS:
         rows //= 2
@@ -167,7 +167,7 @@ def _rows(n: int, most: int, times: int = 1) -> int:
 def has_expert_kernels(
     num_tokens: int, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor
 ) -> bool:
-    """Whether `expert_rows` takes so few tokens, and such matrices."""
+    """True if `expert_rows` supports this number of tokens and these matrices."""
     if num_tokens != 1 and not 0 < _ALIKE * num_tokens * ids.shape[1] <= len(down):
         return False
     if up.dtype not in _DTYPES or not (up.is_contiguous() and down.is_contiguous()):
@@ -260,7 +260,7 @@ def power_of_two(num: int) -> int:
 
 
 def _columns_at_once(k: int) -> int:
-    """Of an expert's matrix with k columns; 0 if they are left to torch."""
+    """The columns of an expert's matrix that are read at once, out of k; 0 if torch computes it."""
     columns = min(k & -k, _MOST_COLUMNS)
     return columns if columns >= _LEAST_EXPERT_COLUMNS else 0
 

@@ -125,7 +125,7 @@ class OwnStored(OwnValue):
         return super().attend(layer, query, key, value, params)
 
     def cache_slots(self, layer: int) -> CacheSlots:
-        """Where a fused forward is to store keys and values."""
+        """The slots in which a fused forward stores keys and values."""
         return self._layers[layer]
 
     def attend_stored(
@@ -159,9 +159,9 @@ class _Trial:
             )
 
     def error_of(self, fused: Forward, num_tokens: int) -> float:
-        """How much the median token's logits differ, relative to their size.
+        """The relative difference between the median token's logits.
 
-        Raises ValueError if they have another shape.
+        Raises ValueError if the shapes or types of the logits differ.
         """
         context = OwnStored()
         expected = self._logits(self._plain, num_tokens, context)
@@ -187,7 +187,7 @@ class _Trial:
 
 
 def _median_error(expected: torch.Tensor, given: torch.Tensor) -> float:
-    """Of logits [1, n, vocab]."""
+    """The relative error of the median token, for logits [1, n, vocab]."""
     expected, given = expected[0].float(), given[0].float()
     sizes = expected.norm(dim=-1).clamp(min=1e-9)  # a padding token's may all be 0
     return float(((expected - given).norm(dim=-1) / sizes).median())

@@ -1,1 +1,1 @@
-"""What devices compute: kernels by kind of device."""
+"""Compute kernels, by kind of device."""

@@ -76,7 +76,9 @@ def read_header(file: Path) -> dict[str, TensorHeader]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Those that transformers reads, in its order of choice. Raises DamagedFileError."""
+    """The weight files that transformers reads, in its order of preference. Raises
+    DamagedFileError.
+    """
     for name in (_SAFETENSORS, _PYTORCH):
         if (folder / name).is_file():
             return [folder / name]

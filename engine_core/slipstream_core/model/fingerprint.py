@@ -87,7 +87,7 @@ def _parts(model: str) -> Iterator[bytes]:
 
 
 def _text(path: Path) -> Iterator[bytes]:
-    """What counts of a text file, or of the tokenizer in a folder."""
+    """The part of a text file, or of a folder's tokenizer, that the fingerprint covers."""
     path = path / "tokenizer.json" if path.is_dir() else path
     with path.open("rb") as file:
         yield file.read(_WHOLE_BYTES)
@@ -96,7 +96,9 @@ def _text(path: Path) -> Iterator[bytes]:
 
 
 def _weights(path: Path) -> Iterator[bytes]:
-    """What counts of a file of weights: its header, and bytes from all over it."""
+    """The part of a file of weights that the fingerprint covers: its header, and samples of the
+    rest.
+    """
     with path.open("rb") as file:
         header = file.read(8)
         yield header

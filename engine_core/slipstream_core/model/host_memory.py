@@ -1,4 +1,4 @@
-"""How much memory this machine has for a model, and how much loading one takes.
+"""The memory that this machine has for a model, and that loading one takes.
 
 This is checked before loading, because a process that exceeds its memory is killed with SIGKILL and
 no message. Only memory that cannot be reclaimed counts: pages of a mapped checkpoint are read again

@@ -45,7 +45,7 @@ _INSTEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where transformers is to load a model from."""
+    """The location from which transformers loads a model."""
 
     path: str  # a folder, or a hub id
     local_only: bool  # do not contact the hub

@@ -102,7 +102,7 @@ def _of_numbers(name: str, *arguments: Any) -> Any:
 
 
 def _is_number(given: Any) -> bool:
-    """Whether it is a number, or a shape of numbers."""
+    """True if `given` is a number or a shape of numbers."""
     kind = type(given)
     if kind is tuple or kind is list or kind is torch.Size:
         return all(type(each) is int for each in given)

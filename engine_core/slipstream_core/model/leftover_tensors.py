@@ -44,7 +44,7 @@ _IS_BESIDE_TEXT = re.compile(rf"(^|\.){_BESIDE_TEXT}$")
 
 
 def is_beside_text(tensor: str) -> bool:
-    """Whether a tensor is of a part that text does not need, by its name."""
+    """True if a tensor belongs, by its name, to a part that text does not need."""
     return _IS_BESIDE_TEXT.search(tensor) is not None
 
 

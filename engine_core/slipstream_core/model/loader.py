@@ -374,7 +374,7 @@ def _dtype(dtype: DType, device: torch.device, config: PreTrainedConfig) -> torc
 
 
 def _multiplies_bfloat16() -> bool:
-    """Whether this CPU has tile units for bfloat16, which make it faster than float32."""
+    """True if this CPU has tile units for bfloat16, which make it faster than float32."""
     # no public name in torch; if this one disappears, float32 is used, which is only slower
     supported = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     return bool(supported())

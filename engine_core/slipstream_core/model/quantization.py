@@ -119,7 +119,9 @@ def refuse_misread(
 
 
 def _are_whole(weight: tuple[int, ...], scale: tuple[int, ...], blocks: Any) -> bool:
-    """Whether equal parts of a weight, one to a scale, are the blocks that are named."""
+    """True if the weight divides into equal blocks, one per scale, of the size that `blocks`
+    names.
+    """
     sizes = list(zip(weight[-2:], scale[-2:], strict=True))
     if any(not parts or size % parts for size, parts in sizes):
         return False
@@ -141,7 +143,9 @@ def widen(module: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def _quantization_config(config: PreTrainedConfig) -> dict[str, Any] | None:
-    """As the checkpoint's config.json has it, of the model or of its text part."""
+    """The quantization_config of the model or of its text part, as the checkpoint's config.json has
+    it.
+    """
     for each in (config, config.get_text_config()):
         given = getattr(each, "quantization_config", None)
         if isinstance(given, dict):
@@ -150,7 +154,9 @@ def _quantization_config(config: PreTrainedConfig) -> dict[str, Any] | None:
 
 
 def _from_other_files(source: Source) -> tuple[dict[str, Any] | None, str]:
-    """What another file says of the weights, with the file for the error."""
+    """The quantisation that another file of the checkpoint names, and that file for the error
+    message.
+    """
     for file, method in _OTHER_FILES.items():
         given = read_json(source, file)
         if given is None:

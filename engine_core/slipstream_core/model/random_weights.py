@@ -90,7 +90,7 @@ _from_config: Any = AutoModelForCausalLM.from_config
 
 
 def is_random(model: str) -> bool:
-    """Whether a model string names random weights."""
+    """True if a model string names random weights."""
     return model.startswith(PREFIX)
 
 

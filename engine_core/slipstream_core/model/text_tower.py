@@ -34,7 +34,9 @@ def auto_class(config: PreTrainedConfig) -> Any:
 
 
 def has_class(config: PreTrainedConfig) -> bool:
-    """Whether transformers has such a class; one from the model's own folder is not known."""
+    """True if transformers has a class for a model with this configuration, or if the model's own
+    folder may have one.
+    """
     has_own_code = bool(getattr(config, "auto_map", None))
     return type(config) in _of_text or type(config) in _of_several or has_own_code
 
@@ -118,5 +120,5 @@ def remove_towers(module: torch.nn.Module, towers: Iterable[str]) -> None:
 
 
 def is_within(tensor: str, towers: Iterable[str]) -> bool:
-    """Whether a tensor is of one of the towers."""
+    """True if a tensor belongs to one of the towers."""
     return any(tensor.startswith(f"{each}.") for each in towers)

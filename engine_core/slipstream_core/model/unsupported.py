@@ -50,7 +50,7 @@ def refusal(name: str, config: PreTrainedConfig, problem: str) -> ModelLoadError
 
 
 def needs_values(error: Exception) -> bool:
-    """Whether a forward on the meta device has failed as tensors have no values there."""
+    """True if a forward on the meta device failed because its tensors have no values."""
     return _NEEDS_VALUES.search(str(error)) is not None
 
 

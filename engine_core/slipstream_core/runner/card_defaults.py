@@ -1,4 +1,4 @@
-"""How much a step holds by default on a card with much memory, as in vLLM.
+"""The size of a step by default on a card with much memory, as in vLLM.
 
 More rows and longer chunks use such a card better; their logits and buffers take some gigabytes of
 its memory, which a smaller one has to keep for the cache.

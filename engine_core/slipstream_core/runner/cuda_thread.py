@@ -52,7 +52,7 @@ class CudaThread(Generic[T]):
         return self._waiter.collect()
 
     def done(self) -> bool:
-        """Whether collect() would return without waiting."""
+        """True if collect() would return without waiting."""
         return self._waiter.done()
 
     def fileno(self) -> int:

@@ -206,7 +206,7 @@ class DecodeGraphs:
             logger.warning("no CUDA graphs are recorded: decode steps run eagerly")
 
     def takes(self, plan: StepPlan) -> bool:
-        """Whether `forward` can compute this plan."""
+        """True if `forward` can compute this plan."""
         num = plan.num_requests
         if not self._recorded or np.count_nonzero(plan.samples) > self._recorded[-1]:
             return False
@@ -275,7 +275,7 @@ class DecodeGraphs:
     def _is_covered(
         self, plan: StepPlan, layout: Layout, target: torch.Tensor, event: CopyEvent
     ) -> bool:
-        """Whether the candidates hold the kept sets of all rows; may wait for the device."""
+        """True if the candidates contain the kept sets of all rows. May wait for the device."""
         vocab_size = len(self._vocab)
         open_ended = may_reach_further(plan, effective_top_ks(plan, vocab_size), vocab_size)
         if not open_ended.any():
@@ -421,7 +421,7 @@ class DecodeGraphs:
         columns: dict[str, torch.Tensor],
         piece: dict[str, torch.Tensor],
     ) -> None:
-        """As `_sample`, by Triton's kernels, which also apply what rows edit."""
+        """Sample as `_sample` does, with Triton's kernels, which also apply the rows' edits."""
         logits, keys = self._logits[:size], columns["keys"].view(2, size)
         edits = RowEdits(self._edited, columns["edit_rows"], self._masks, columns["mask_rows"])
         draws = None

@@ -50,7 +50,7 @@ class DeviceThread(Generic[T]):
         return result  # type: ignore[return-value]  # None only where T includes it
 
     def done(self) -> bool:
-        """Whether collect() would return without waiting."""
+        """True if collect() would return without waiting."""
         return not self._results.empty()
 
     def fileno(self) -> int:

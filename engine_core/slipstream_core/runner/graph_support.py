@@ -61,5 +61,5 @@ def why_eager(
 
 
 def _has_experts(module: torch.nn.Module) -> bool:
-    """Whether the module has experts, by attributes that transformers sets on such classes."""
+    """True if the module has experts, by attributes that transformers sets on such classes."""
     return hasattr(module, "_apply_gate") and hasattr(module, "is_transposed")

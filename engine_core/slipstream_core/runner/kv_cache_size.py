@@ -1,4 +1,4 @@
-"""How much memory the KV cache may take.
+"""The memory that the KV cache may take.
 
 - `gpu_memory_utilization` is the share of the whole card that this core may use, as in vLLM: the
   weights, the largest step, recorded graphs and the cache together. Memory used by other processes
@@ -42,7 +42,7 @@ _SLACK_BYTES = 150 << 20
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemoryUse:
-    """How a card's memory is used, in bytes."""
+    """The use of a card's memory, in bytes."""
 
     total: int
     free_before: int  # when this process held only its CUDA context
@@ -52,7 +52,7 @@ class DeviceMemoryUse:
 
     @property
     def own(self) -> int:
-        """What this process holds, mostly the model."""
+        """The memory that this process uses, mostly for the model."""
         return max(0, self.free_before - self.free)
 
 

@@ -71,7 +71,7 @@ class MixedForwards:
         self._staging = Staging(copies, device, self._layouts[most].size)
 
     def takes(self, plan: StepPlan) -> bool:
-        """Whether `forward` can compute this plan."""
+        """True if `forward` can compute this plan."""
         bucket = self._bucket_for(plan.num_tokens)
         return (
             bucket is not None

@@ -1,5 +1,5 @@
-"""How many requests may run at the same time, and how many states the prefix cache may keep, by the
-memory that states take.
+"""The number of requests that may run at the same time, and of states that the prefix cache may
+keep, as limited by the memory that states take.
 
 A request that runs has the same states however long it is. Their memory is part of the cache's and
 taken out of it first: for as many requests as may run, as each of them can be admitted at any time,

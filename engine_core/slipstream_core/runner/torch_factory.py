@@ -150,7 +150,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
 
 
 def packs_weights(model: LoadedModel, memory: HostMemory | None) -> bool:
-    """Whether memory suffices to copy mapped weights into a faster layout."""
+    """True if memory suffices to copy mapped weights into a faster layout; warns if it does not."""
     mapped = sum(weight.nbytes for weight in model.module.parameters()) - model.kept_bytes
     if memory is None or mapped <= memory.available:
         return True

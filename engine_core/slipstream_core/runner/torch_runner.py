@@ -264,7 +264,7 @@ class TorchRunner:
         return self._thread.collect()
 
     def done(self) -> bool:
-        """Whether collect() would return without waiting."""
+        """True if collect() would return without waiting."""
         return self._thread.done()
 
     def fileno(self) -> int:
@@ -277,7 +277,7 @@ class TorchRunner:
 
     @property
     def may_slice(self) -> bool:
-        """Whether plans may be `sliced`; the same on all ranks."""
+        """True if plans may be `sliced`; the same on all ranks."""
         return self._slices is not None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a core on a CPU does before it is ready, so that its first steps cost what later ones do.
+"""The warm-up of a core on a CPU, after which its first steps cost what later ones do.
 
 - Small steps on the null block: threads start, libraries choose their kernels, code and memory are
   touched for the first time. They are left out for weights of more than `_LARGE_BYTES`, whose steps

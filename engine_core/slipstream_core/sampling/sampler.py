@@ -108,7 +108,7 @@ def sample(
 
 
 def _draws_of(plan: StepPlan, logits: torch.Tensor) -> Draws | None:
-    """How a card's kernels draw the plan's rows; None if all are greedy."""
+    """The parameters with which a card's kernels draw the plan's rows; None if all are greedy."""
     if plan.all_greedy:
         return None
     return Draws(
@@ -147,7 +147,7 @@ def _listed_columns(
     listed: ListedLogprobs,
     rows: Int64s,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `logprob_columns`, for the plan's `rows`, some of which list ids."""
+    """The columns of `logprob_columns` for the plan's `rows`, some of which list ids."""
     own = token_ids[:, None]
     ranks = (logits > logits.gather(1, own)).sum(-1) + 1
     ids = torch.zeros(
@@ -218,7 +218,7 @@ def effective_top_ks(plan: StepPlan, vocab_size: int) -> Int32s:
 
 
 def may_reach_further(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Bools:
-    """Whether a row's kept set may be larger than the candidates, bool [S]."""
+    """True for rows that may keep tokens beyond the candidates, bool [S]."""
     if vocab_size <= NUM_CANDIDATES:
         return np.zeros(len(top_ks), np.bool_)
     bounded = (top_ks > 0) & (top_ks <= NUM_CANDIDATES)
@@ -252,7 +252,9 @@ def draw_candidates(
 def draw_among(
     values: torch.Tensor, ids: torch.Tensor, limits: TruncationLimits, keys: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `draw_candidates`, which are given: scaled logits and ids [S, width], best first."""
+    """Draw among given candidates, as `draw_candidates` does: scaled logits and ids [S, width],
+    best first.
+    """
     width = values.shape[1]
     probs = (values - limits.log_total).exp_()
     bounded = (limits.top_ks > 0) & (limits.top_ks <= width)
@@ -300,7 +302,7 @@ def _draw_by_rejection(
     positions: npt.NDArray[np.integer],
     vocab: torch.Tensor,
 ) -> torch.Tensor:
-    """As `draw_from_rows`, of all rows at once.
+    """Draw as `draw_from_rows` does, for all rows at once.
 
     Whether a token is kept depends on the likelier tokens only. So a rejected token shows that all
     tokens no likelier than it lie outside too, and the next round leaves them out: the draw stays

@@ -82,7 +82,7 @@ class SliceSampler:
         return best_of_slices(self._of_all(own))
 
     def _of_all(self, own: torch.Tensor) -> torch.Tensor:
-        """What each rank has, [S, ranks, N] of its [S, N]."""
+        """Gather the rows of all ranks, [S, ranks, N], from each rank's [S, N]."""
         rows, width = own.shape
         return gather_over_ranks(own, self._size * width).view(rows, self._size, width)
 
@@ -226,5 +226,5 @@ def _ids(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _log_total(slices: torch.Tensor) -> torch.Tensor:
-    """Of all slices, [S, 1]."""
+    """The log of the total mass over all slices, [S, 1]."""
     return slices[..., -1].logsumexp(-1, keepdim=True)

@@ -34,8 +34,8 @@ def masked_rows(plan: StepPlan) -> Int64s:
 
 
 def masks_of(plan: StepPlan, masks: Int32s | None, vocab_size: int) -> Int32s:
-    """What `masked_rows` may sample, int32 [M, ceil(vocab / 32)]: grammars' masks, which are given
-    if the plan awaits some, without masked ids.
+    """The bitmasks of ids that `masked_rows` may sample, int32 [M, ceil(vocab / 32)]: the grammars'
+    masks, passed if the plan awaits some, without masked ids.
     """
     rows = masked_rows(plan)
     found = np.full((len(rows), -(-vocab_size // 32)), -1, np.int32)

@@ -34,7 +34,7 @@ def most_likely(logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def _may_look(logits: torch.Tensor) -> bool:
-    """Whether values may be read: on a card the host would wait."""
+    """True if reading values is free; on a card the host would wait for them."""
     return logits.device.type == "cpu"
 
 

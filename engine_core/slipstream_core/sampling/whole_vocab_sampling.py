@@ -42,7 +42,9 @@ def whole_vocab_sampler(
 
 
 class RowEdits(NamedTuple):
-    """What requests change of the rows that they are sampled from; -1 in a column is nothing."""
+    """The changes that requests make to the rows that they are sampled from; -1 in a column means
+    no change.
+    """
 
     edited: torch.Tensor  # [E, vocab] float32, rows in place of logits
     edit_rows: torch.Tensor  # [S] int32
@@ -51,7 +53,7 @@ class RowEdits(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """How rows are drawn, [S] each."""
+    """The parameters of draws, [S] each."""
 
     divisors: torch.Tensor  # float32
     drawn: torch.Tensor  # int32; where it is 0, the most likely token is taken
@@ -185,13 +187,15 @@ class WholeVocabSampler:
         return output, _Launch(self._scans.scale_rows, grid, arguments)
 
     def most_likely(self, logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `top_tokens.most_likely`: by value, then by id. Values are float32."""
+        """The `num` largest logits and their ids, ordered as in `top_tokens.most_likely`: by value,
+        then by id. Values are float32.
+        """
         if not self._has_largest:
             return most_likely(logits.float(), num)
         return self.largest(logits, num)
 
     def largest(self, logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `most_likely`, by the kernels."""
+        """Compute `most_likely` with the kernels."""
         keys, _, launches = self._topping(logits, num, None)
         for launch in launches:
             launch.run()
@@ -203,7 +207,7 @@ class WholeVocabSampler:
     def logprob_columns(
         self, logits: torch.Tensor, chosen: Chosen, num: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As `sampler.logprob_columns`, of tokens that `choose` took with `totals`."""
+        """Compute `sampler.logprob_columns` for tokens that `choose` took with `totals`."""
         columns, launches = self._telling(logits, chosen, num)
         for launch in launches:
             launch.run()
@@ -334,10 +338,10 @@ class WholeVocabSampler:
         *,
         recorded: bool = False,
     ) -> list[_Launch]:
-        """What steps that are not recorded launch, over next to nothing.
+        """The launches of steps that are not recorded, on inputs of minimal size.
 
-        With `recorded`, or another `dtype` of logits: what recorded ones launch, which compile it
-        as they begin.
+        With `recorded`, or another `dtype` of logits: the launches of recorded steps, which compile
+        them as they begin.
         """
         logits = torch.empty((1, vocab_size), dtype=dtype, device=device)
         floats, ints = (

@@ -1,4 +1,4 @@
-"""What the ranks of a core exchange: operators of a forward, and numbers beside it.
+"""Exchange between the ranks of a core: operators of a forward, and numbers beside it.
 
 The operators have forms on the meta device, so a recorded forward keeps them. All ranks call the
 same ones in the same order, on tensors of the same shape. They use torch's default process group,
@@ -47,7 +47,7 @@ def exchange_by(
 
 
 def shared_exchange() -> SharedExchange | None:
-    """What makes all sums of float32 on CPUs, where the ranks share memory."""
+    """The exchange that sums float32 on CPUs, where the ranks share memory; None elsewhere."""
     return _shared
 
 
@@ -57,7 +57,7 @@ def share_of(width: int, size: int) -> int:
 
 
 def slice_of(width: int, index: int, size: int) -> tuple[int, int]:
-    """Where the slice of rank `index` begins and ends."""
+    """The begin and the end of the slice of rank `index`."""
     share = share_of(width, size)
     return min(index * share, width), min((index + 1) * share, width)
 
@@ -90,7 +90,7 @@ def least_over_ranks(number: int, device: torch.device) -> int:
 
 
 def all_ranks_say(said: bool, device: torch.device) -> bool:
-    """Whether all ranks say so."""
+    """True if `said` is true on all ranks."""
     return bool(least_over_ranks(int(said), device))
 
 

@@ -20,7 +20,7 @@ FUSED_HEADS, LEAD_ALONE = "fused_heads", "lead_alone"
 
 
 class Divides(Enum):
-    """What has to be a multiple of the ranks for a correction."""
+    """The quantity that the number of ranks has to divide for a correction."""
 
     NOTHING = "slices may differ in width"
     HEADS = "query heads, and key heads unless ranks share them"

@@ -92,7 +92,7 @@ class SharedExchange:
         return function, self._at
 
     def may_gather(self, share: int) -> bool:
-        """Whether rows with this many columns a rank have room."""
+        """True if rows with this many columns per rank fit into a slot."""
         return 4 * share <= self._slot_bytes
 
     def gather(self, x: torch.Tensor, share: int, width: int) -> torch.Tensor:
@@ -108,7 +108,7 @@ class SharedExchange:
         return whole
 
     def may_take(self, ids: torch.Tensor) -> bool:
-        """Whether these ids have room."""
+        """True if these ids fit into a slot."""
         return ids.nbytes <= self._slot_bytes
 
     def take(self, ids: torch.Tensor) -> None:

@@ -65,7 +65,7 @@ def as_plain_modules(model: nn.Module, plan: ShardingPlan, rank: Rank) -> None:
 
 
 def gathers(module: Any) -> bool:
-    """Whether this is a product whose ranks put their slices side by side."""
+    """True if `module` is a product whose ranks concatenate their slices."""
     return getattr(getattr(module, "forward", None), "__func__", None) is _gathered
 
 

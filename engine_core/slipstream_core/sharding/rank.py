@@ -18,7 +18,7 @@ class Rank:
 
     @property
     def leads(self) -> bool:
-        """Whether it schedules and samples; the others compute what it says."""
+        """True if this rank schedules and samples; the others compute the plans that it sends."""
         return self.index == 0
 
     @property

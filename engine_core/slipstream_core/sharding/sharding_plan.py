@@ -45,7 +45,7 @@ def part_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ShardingPlan:
-    """How a model is cut.
+    """The division of a model among ranks.
 
     styles: ways to cut, by the names of modules and parameters (`part_of`): transformers' and those
     of `corrections`. shared_key_heads: the model's key heads, where several ranks hold the same
@@ -72,7 +72,7 @@ class ShardingPlan:
         return is_of_keys and self.shared_key_heads is not None
 
     def keeps_one_head(self, name: str) -> bool:
-        """Whether the module of this name is loaded whole, to be cut to one key head."""
+        """True if the module of this name is loaded whole, to be cut to one key head."""
         part = part_of(name)
         return self._is_shared(part, self.styles.get(part))
 
@@ -151,7 +151,9 @@ def _cuts_heads(part: str, style: str) -> bool:
 
 
 def _divide(heads: set[int], key_heads: set[int], size: int, *, may_share: bool) -> bool:
-    """Whether the heads can be dealt out to `size` ranks. may_share: several may hold one key."""
+    """True if the heads can be divided among `size` ranks. may_share: several ranks may hold one
+    key head.
+    """
     if any(num % size for num in heads):
         return False
     if all(num % size == 0 for num in key_heads):

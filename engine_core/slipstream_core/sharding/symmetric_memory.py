@@ -35,7 +35,9 @@ class SymmetricSums:
         self._size = size
 
     def may_sum(self, x: torch.Tensor) -> bool:
-        """Whether a sum of such tensors is made here; alike on all ranks, as are their shapes."""
+        """True if sums of such tensors are computed here; alike on all ranks, as are their
+        shapes.
+        """
         fits = 0 < x.nbytes <= self._buffer.nbytes and x.nbytes % _ALIGNMENT == 0
         return fits and x.dtype in _DTYPES
 

@@ -1,4 +1,4 @@
-"""What a model with recurrent states gets as its cache, in place of transformers' own.
+"""The cache of a model with recurrent states, in place of transformers' own.
 
 Transformers' mixers (Mamba, gated delta nets, short convolutions) reach their states through a few
 methods of a cache. The model gets a `StateCarrier`, which tells attention that there is no past, as
@@ -112,7 +112,7 @@ class RowStates:
         return kept
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Whether states are kept so that tokens can be taken back."""
+        """True if states are kept so that tokens can be taken back, which they never are."""
         self._check(layer_idx)
         return False
 
@@ -147,7 +147,7 @@ class StateCarrier:
         return 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """As `get_seq_length`."""
+        """Return 0, as `get_seq_length` does."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
@@ -165,7 +165,7 @@ class EachTokenAlone:
         self.shapes: dict[Mixer, MixerStates] = {}
 
     def mix(self, mixer: Mixer, hidden: torch.Tensor) -> torch.Tensor:
-        """As MixingStep has it. Raises StateError for a mixer that runs twice."""
+        """Implements `MixingStep.mix`. Raises StateError for a mixer that runs twice."""
         if mixer in self.shapes:
             raise StateError(f"{mixer.kind} runs for several layers")
         mixer.width = hidden.shape[-1]
@@ -176,8 +176,8 @@ class EachTokenAlone:
 
 
 def concerns_states(error: Exception) -> bool:
-    """Whether a model failed as it carries its states in a way that is not known, such as by a
-    method of a cache that is not here.
+    """True if the model failed because it carries its states in an unknown way, such as by a cache
+    method that is missing here.
     """
     lacks = isinstance(error, AttributeError) and isinstance(error.obj, RowStates | StateCarrier)
     return lacks or isinstance(error, StateError)

@@ -1,4 +1,4 @@
-"""Where the states of running requests are, and how a step's rows get at theirs.
+"""The states of running requests, and the way in which a step's rows reach theirs.
 
 - A slot of the pool is a request's slot in the batch, so it comes and goes with that. It is never
   cleared: a row whose first token is in the step begins without a state, whatever its slot holds.
@@ -128,7 +128,7 @@ class StateStep:
         return [part for group in self._groups for part in _single_steps(group)]
 
     def mix(self, mixer: Mixer, hidden: torch.Tensor) -> torch.Tensor:
-        """As MixingStep has it."""
+        """Implements `MixingStep.mix`."""
         outputs = [
             self._mix_group(mixer, group, hidden)
             for group in (self._stepped if mixer.is_stepped else self._groups)

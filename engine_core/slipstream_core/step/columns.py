@@ -1,4 +1,4 @@
-"""What a column of a plan is: its numbers, what it is over, their bounds, and who reads them.
+"""The declaration of a plan's columns: numbers, dimension, bounds and readers.
 
 `StepPlan` declares each of its columns once, as an annotation. From there come the layout of the
 plans that ranks are sent (`plan_codec`), the bounds that they are checked against (`plan_check`),
@@ -17,12 +17,12 @@ Over = Literal["T", "R", "E", "S", "M", "G"]
 """Tokens, rows, new entries of block tables, sampled rows, masked ids, rows with a grammar."""
 
 Size = Literal["vocab", "cache_slots", "rows", "table", "blocks", "length"]
-"""What numbers are compared with: ids, tokens in the cache, rows, blocks of a row, blocks of the
-cache, tokens of a row."""
+"""Upper bounds of numbers: ids, tokens in the cache, rows, blocks of a row, blocks of the cache,
+tokens of a row."""
 
 
 class Column(NamedTuple):
-    """What is declared of a column."""
+    """The declaration of a column."""
 
     over: Over
     below: Size | None = None  # its numbers are below that size …

@@ -1,4 +1,4 @@
-"""What one step asks of a runner, and what the runner returns.
+"""The plan of one step, which a runner executes, and the result that the runner returns.
 
 A plan consists of plain numpy columns and flags: the scheduler decides every branch that a runner
 takes, so that a plan can become one packed buffer for other ranks.
@@ -151,12 +151,12 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
     @property
     def awaits_masks(self) -> bool:
-        """Whether `Runner.sample` has to be called before it can be sampled."""
+        """True if `Runner.sample` has to be called before the plan can be sampled."""
         return len(self.grammar_rows) > 0
 
     @property
     def needs_whole_rows(self) -> bool:
-        """Whether some row's logits are edited, or its log-probabilities wanted."""
+        """True if some row's logits are edited or its log-probabilities wanted."""
         return (
             self.max_logprobs >= 0
             or self.any_wide
@@ -171,7 +171,7 @@ COLUMNS = columns_of(StepPlan)
 """The columns of a plan by name, in the order in which ranks are sent them."""
 
 BY_TOKEN = tuple(name for name, each in COLUMNS.items() if each.declared.over == "T")
-"""Those that recorded forwards read, with others by row."""
+"""The columns by token; recorded forwards read them, with others by row."""
 
 
 def sampling_flags(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def blank_plan(*, step: int = 1, num_decodes: int | None = None, **given: Any) -
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step sampled, in the order of the plan's sampled rows."""
+    """The tokens that a step sampled, in the order of the plan's sampled rows."""
 
     step: int
     token_ids: Int64s  # [S], or [sum(counts)] row by row
@@ -223,7 +223,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the rest of the core needs to know of a loaded model."""
+    """The properties of a loaded model that the rest of the core uses."""
 
     name: str
     vocab_size: int
@@ -265,7 +265,7 @@ class Runner(Protocol):
         """Wait for the oldest launched step and return its result. Raises StepFailed."""
 
     def done(self) -> bool:
-        """Whether collect() would return without waiting."""
+        """True if collect() would return without waiting."""
 
     def fileno(self) -> int | None:
         """A descriptor that is readable while a finished step waits to be collected, if any."""

@@ -81,7 +81,7 @@ def native_packer() -> Callable[..., Any] | None:
 
 
 def packed_bytes(plan: StepPlan) -> int:
-    """How many bytes `PlanBuffer.pack` writes for this plan."""
+    """The number of bytes that `PlanBuffer.pack` writes for this plan."""
     return _size(_counts(plan))
 
 

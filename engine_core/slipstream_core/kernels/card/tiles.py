@@ -121,7 +121,7 @@ TILE_TABLE: tuple[TileRule, ...] = (
 
 
 def supports(heads: Heads, shared_limit: int) -> bool:
-    """Whether there are tiles for the layer in `shared_limit` bytes per program."""
+    """True if there are tiles for the layer that fit into `shared_limit` bytes per program."""
     widest = max(heads.key_pad, heads.value_pad)
     most = MAX_GROUP if widest <= _WIDE else _MAX_WIDE_GROUP
     if widest > MAX_DIM or (heads.group > most and not heads.is_latent):

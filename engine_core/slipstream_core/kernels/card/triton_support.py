@@ -1,4 +1,4 @@
-"""Whether Triton's kernels can be used on this machine, without importing Triton.
+"""Checks that Triton's kernels can be used on this machine, without importing Triton.
 
 Triton compiles its launcher with a C compiler, against Python's headers, when a kernel is first
 used on a machine. If either is missing the first step would fail, so both are looked for
@@ -24,7 +24,7 @@ from slipstream_core.load_error import ModelLoadError, brief
 
 
 def is_wanted(device: torch.device) -> bool:
-    """Whether kernels are for this device: a card, or a CPU with Triton's interpreter (tests)."""
+    """True if kernels serve this device: a card, or a CPU with Triton's interpreter (tests)."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -38,7 +38,7 @@ def shared_limit(device: torch.device) -> int:
 
 
 def unready() -> str | None:
-    """What is missing and how to install it; None if nothing is."""
+    """The missing requirement and how to install it; None if nothing is missing."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (pip install triton)"
     if os.environ.get("TRITON_INTERPRET") == "1":

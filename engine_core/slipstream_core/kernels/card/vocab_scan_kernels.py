@@ -34,7 +34,9 @@ NOWHERE = tl.constexpr(-(1 << 31))
 def _edited_values(
     raw, edited, edit, masks, mask, ids, there, vocab_size, mask_stride, EDITS: tl.constexpr
 ):
-    """What values of a row are sampled as, float32. edit, mask: the row's; -1 is neither."""
+    """The values that a row's ids are sampled from, with edits and masks applied, float32. edit,
+    mask: their index for this row, or -1.
+    """
     value = raw
     if EDITS:
         if edit >= 0:

@@ -1,4 +1,5 @@
-"""How many threads compute on the CPU, and where, adapted to the cores available at each moment.
+"""The number and placement of the threads that compute on the CPU, adapted to the cores that are
+available at each moment.
 
 This module counts the cores and adjusts the threads of torch's operators. The team of our own
 kernels adjusts itself (`cpu/team.c`).

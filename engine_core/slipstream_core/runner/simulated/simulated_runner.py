@@ -130,7 +130,7 @@ class SimulatedRunner:
         return result
 
     def done(self) -> bool:
-        """Whether collect() would return without waiting."""
+        """True if collect() would return without waiting."""
         return bool(self._results) and self._results[0][0] <= time.monotonic()
 
     def fileno(self) -> int | None:

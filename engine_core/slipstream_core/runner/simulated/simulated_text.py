@@ -75,7 +75,7 @@ class SimulatedText:
         self._source = self._ordinary if self._chain else corpus
 
     def mix(self, token_ids: Int64s, positions: Int64s) -> UInt64s:
-        """What each token adds to its history's hash, uint64 [T]."""
+        """The number that each token adds to the hash of its history, uint64 [T]."""
         return _scramble(_bits(token_ids) * _TOKEN_FACTOR + _bits(positions) * _POSITION_FACTOR)
 
     def probe_position(self, here: UInt64s, kv_lens: Int64s) -> Int64s:
