@@ -222,8 +222,8 @@ class ChatHistory:
         return text
 
     def answer(self, line: str) -> None:
-        """As `ask`, in a conversation that goes on: errors are shown, and the oldest turns dropped
-        where it is too long.
+        """Ask as `ask` does, within the conversation: errors are printed, and the oldest turns are
+        dropped if it is too long.
         """
         self._turns.append(ChatMessage("user", line))
         while True:

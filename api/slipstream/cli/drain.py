@@ -96,7 +96,9 @@ def _ask(folder: Path, name: str) -> int:
 
 
 def _serves_again(folder: Path, before: int, within_s: float) -> bool:
-    """Whether another supervisor's replica answers in time. before: pid of the one that drains."""
+    """True if another supervisor's replica answers in time. before: pid of the draining
+    supervisor.
+    """
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         try:

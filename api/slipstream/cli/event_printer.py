@@ -1,4 +1,4 @@
-"""What `serve` and `route` tell the terminal of the processes that they run."""
+"""The messages that `serve` and `route` print about the processes that they run."""
 
 from __future__ import annotations
 

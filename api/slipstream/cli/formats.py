@@ -52,7 +52,7 @@ def formats(arguments: argparse.Namespace) -> int:
 
 
 def _choice(arguments: argparse.Namespace) -> FormatChoice:
-    """As the tokenizer process of a server chooses. Raises: BadRequestError."""
+    """Choose the format as a server's tokenizer process does. Raises: BadRequestError."""
     _, source = model_and_tokenizer(arguments.model, arguments.tokenizer)
     option = "model" if arguments.tokenizer is None else "tokenizer"
     if not source.startswith("/"):

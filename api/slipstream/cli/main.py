@@ -78,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _use_utf8() -> None:
-    """Where Python takes all texts for ASCII (the locale C, with PYTHONUTF8=0), begin this process
-    anew in its UTF-8 mode, which its children inherit: names of files and models are not ASCII.
+    """Restart this process in Python's UTF-8 mode if it takes all texts for ASCII (the locale C,
+    with PYTHONUTF8=0). Children inherit the mode; names of files and models are not ASCII.
     """
     is_ascii = codecs.lookup(sys.getfilesystemencoding()).name == "ascii"
     if is_ascii and os.environ.get(_UTF8_VARIABLE) != "1":

@@ -97,7 +97,7 @@ class _Status(Struct, frozen=True):
 
 
 class _Answered(Struct, frozen=True):
-    """What is read of a line of the output file."""
+    """The fields that are read from a line of the output file."""
 
     custom_id: str
     response: _Status

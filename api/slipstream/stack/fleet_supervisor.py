@@ -365,5 +365,5 @@ class _SupervisedStack:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it runs or is going to."""
+        """True if the stack runs or is going to."""
         return self.process is not None or self.due_at is not None

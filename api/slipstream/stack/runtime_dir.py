@@ -108,8 +108,8 @@ def remove_leftovers(path: Path) -> None:
 
 
 def _is_locked_by(fd: int) -> bool:
-    """Whether this descriptor has got the lock. It is tried for a moment, as a command that asks
-    which process holds it takes it for microseconds.
+    """True if this descriptor acquires the lock. It is tried for a moment, as a command that asks
+    which process holds the lock takes it for microseconds.
     """
     for pause_s in (0.01, 0.1, 0.0):
         with contextlib.suppress(BlockingIOError):

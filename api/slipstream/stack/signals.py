@@ -49,7 +49,7 @@ class SignalQueue:
 
 
 def has_terminal() -> bool:
-    """Whether this process has a controlling terminal, whose hang-up is a SIGHUP."""
+    """True if this process has a controlling terminal, whose hang-up is a SIGHUP."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:

@@ -138,7 +138,7 @@ class Stack:
 
     @property
     def is_running(self) -> bool:
-        """Whether the stack runs: False once it was stopped or has failed."""
+        """True while the stack runs: False once it was stopped or has failed."""
         return self._supervisor.is_running
 
     def client(self) -> Client:

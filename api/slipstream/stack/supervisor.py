@@ -96,7 +96,7 @@ _logger = logging.getLogger(__name__)
 
 
 def _measured_after_s(timeout_s: float) -> float:
-    """How long a child is silent before its CPU time is measured."""
+    """The seconds of silence after which a child's CPU time is measured."""
     return min(SILENT_S, timeout_s / 2)
 
 
@@ -314,7 +314,7 @@ class Supervisor:
 
     @property
     def _may_start_spare(self) -> bool:
-        """Whether a spare may be started: all processes serve, and no other spare is starting."""
+        """True if a spare may be started: all processes serve, and no other spare is starting."""
         return self._phase == "serving" and all(
             role.is_ready and not role.is_preparing_spare for role in self._roles.values()
         )
@@ -433,7 +433,9 @@ class Supervisor:
                     child.reload()
 
     def _is_repeated(self, number: signal.Signals) -> bool:
-        """Whether this signal repeats the last one that counted; if not, it is the last one now."""
+        """True if this signal repeats the last one that counted; if not, it becomes the last
+        one.
+        """
         now = time.monotonic()
         if self._last_signal is not None:
             last, at = self._last_signal

@@ -85,12 +85,12 @@ class SupervisorProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs: False once it was stopped or has failed."""
+        """True while the process runs: False once it was stopped or has failed."""
         return self._process.poll() is None
 
     @property
     def has_told_all(self) -> bool:
-        """Whether no further event will come."""
+        """True if no further event will come."""
         return self._events.has_ended()
 
     def events(self) -> list[StackEvent]:
@@ -119,7 +119,7 @@ class SupervisorProcess:
         threading.Thread(target=wait, args=(self._process,), name=name, daemon=True).start()
 
     def ended_error(self) -> StackError:
-        """What is known of an end that no event has explained. Waits for that end."""
+        """The error for an end that no event has explained. Waits for that end."""
         code = self._process.wait()
         return StackError(f"the supervisor ended with code {code}; standard error has more")
 

@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Totals:
-    """What the line is made of, over all processes of a stack. Blocks are those of the cache."""
+    """The sums behind the line, over all processes of a stack. Blocks are those of the cache."""
 
     num_prompt_tokens: int = 0
     num_sampled_tokens: int = 0

@@ -1,4 +1,4 @@
-"""What the actors of a fleet say to each other and to commands.
+"""The messages between the actors of a fleet, and between them and commands.
 
 Arguments and results of their methods are bytes that are encoded here, text and integers: Ray would
 pickle anything else.
@@ -20,8 +20,8 @@ Message = TypeVar("Message", bound=Struct)
 
 
 class ScaleGoal(Struct, frozen=True):
-    """How many replicas a fleet is to have. version: the highest one counts; replicas remember it
-    for a fleet's actor that begins anew.
+    """The number of replicas that a fleet should have. version: the highest one counts; replicas
+    remember it for a fleet's actor that starts anew.
     """
 
     bounds: ReplicaBounds
@@ -29,8 +29,8 @@ class ScaleGoal(Struct, frozen=True):
 
 
 class FleetSpec(Struct, frozen=True):
-    """What a fleet is made of. settings: of each replica's stack, without a listener and HTTP.
-    num_cpus, num_gpus: what Ray keeps for one replica on each of its machines.
+    """The specification of a fleet. settings: of each replica's stack, without a listener and HTTP.
+    num_cpus, num_gpus: what Ray reserves for one replica on each of its machines.
     """
 
     name: str
@@ -41,7 +41,7 @@ class FleetSpec(Struct, frozen=True):
 
 
 class ReplicaReport(Struct, frozen=True):
-    """What a replica's actor says of its stack.
+    """The report of a replica's actor about its stack.
 
     address: where clients reach it; empty where it does not run. error: why it could not be
     started. has_ended: it has drained, and is over. load: None until it is known. goal: as it was

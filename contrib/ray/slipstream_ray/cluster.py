@@ -55,7 +55,7 @@ def connect(address: str | None = None) -> None:
 
 
 def has_cards() -> bool:
-    """Whether the cluster has any."""
+    """True if the cluster has cards."""
     return bool(ray.cluster_resources().get("GPU"))
 
 
@@ -110,7 +110,7 @@ def groups_of(fleet: str) -> list[str]:
 
 
 def is_placed(name: str) -> bool:
-    """Whether Ray has found room for the placement group of this name."""
+    """True if Ray has found room for the placement group of this name."""
     found = _group(name)
     return found is not None and ray.util.placement_group_table(found).get("state") == _CREATED
 

@@ -1,4 +1,4 @@
-"""Where a Ray cluster is, and whether anything listens there.
+"""The address of a Ray cluster, and a check that something listens there.
 
 Ray itself goes on trying for minutes, with lines of its own, where a cluster has gone.
 """

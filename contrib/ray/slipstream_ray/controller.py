@@ -43,7 +43,7 @@ class ReplicaLauncher(Protocol):
         """Start a replica that does not exist."""
 
     def reports(self, indices: Collection[int]) -> Mapping[int, ReplicaReport | NoReport]:
-        """What each of these says of itself."""
+        """The reports of these replicas."""
 
     def tell_goal(self, index: int, goal: ScaleGoal) -> None:
         """Have a replica remember the goal."""
@@ -70,7 +70,7 @@ class _Replica:
 
     @property
     def exists(self) -> bool:
-        """Whether it has an actor, as far as is known."""
+        """True if the replica has an actor, as far as is known."""
         return self.due_at is None
 
     @property
@@ -81,7 +81,7 @@ class _Replica:
 
     @property
     def is_there(self) -> bool:
-        """Whether it may have streams."""
+        """True if the replica may have streams."""
         return self.report is not None and self.answer != "away"
 
 
@@ -100,7 +100,7 @@ class Controller:
 
     @property
     def is_finding(self) -> bool:
-        """Whether replicas of a controller before this one have not answered yet."""
+        """True if replicas of an earlier controller have not answered yet."""
         return self._finds_until is not None
 
     def turn(self, now: float) -> None:
@@ -129,8 +129,8 @@ class Controller:
             self._remove(replica)
 
     def addresses(self) -> list[str]:
-        """Where clients reach the replicas. One that is restarted keeps its old address until it
-        has a new one.
+        """The addresses at which clients reach the replicas. A restarted one keeps its old address
+        until it has a new one.
         """
         reports = [each.report for each in self._replicas.values()]
         return [each.address for each in reports if each and each.address and not each.has_ended]
@@ -185,7 +185,7 @@ class Controller:
         replica.error = why
 
     def _has_found(self, now: float) -> bool:
-        """Whether all that were found have answered, or had the time."""
+        """True if all replicas found have answered, or had the time to."""
         assert self._finds_until is not None
         is_waiting = any(each.exists and each.report is None for each in self._replicas.values())
         if is_waiting and now < self._finds_until:

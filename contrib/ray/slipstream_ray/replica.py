@@ -124,7 +124,7 @@ class LoadReader:
         self._session = FleetSession(self._context, address, _ATTACH_S, Poller(), now)
 
     def read(self) -> Load | None:
-        """What the stack has said last; None while it has not said anything."""
+        """The last load that the stack has reported; None before the first report."""
         self._session.turn(time.monotonic())
         [status] = self._session.statuses()
         return status.load

@@ -1,4 +1,4 @@
-"""How many replicas a fleet wants for the requests it has. Pure; the caller has the clock."""
+"""The number of replicas that a fleet wants for its requests. Pure; the caller has the clock."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class _Given(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What errors call the option: the variable, or the key with its line."""
+        """The option's name in errors: the variable, or the key with its line."""
         return self.source if self.source.startswith("$") else f"{self.source}: {self.key}"
 
 
@@ -253,7 +253,7 @@ def _variables(names: Iterable[str]) -> Iterator[_Given]:
 
 
 def _converted(action: argparse.Action, given: _Given) -> Any:
-    """What the parser would make of the value. Raises: BadRequestError."""
+    """The value that the parser would make of the given one. Raises: BadRequestError."""
     where = given.name
     value = given.value
     if isinstance(action, Several):

@@ -16,7 +16,8 @@ _WORD = r"(?<![\w/'\"$.-])({})(?![\w/'\"-])"
 def option_names(
     actions: Sequence[argparse.Action], words: Sequence[str], given: Mapping[str, object]
 ) -> dict[str, str]:
-    """What each value of a parsed command line is called, by its name in the namespace.
+    """The name that errors use for each value of a parsed command line, by its name in the
+    namespace.
 
     An option is called as it was typed, else by its first name; the value of an argument by the
     argument's placeholder. words: the command line. given: the namespace's values.

@@ -48,7 +48,9 @@ class _Help(argparse.HelpFormatter):
         )
 
     def add_argument(self, action: argparse.Action) -> None:
-        """As in argparse, which forgets that names of commands are indented further."""
+        """Add an action as argparse does, but indent the names of commands as far as it prints
+        them.
+        """
         super().add_argument(action)
         if isinstance(action, argparse._SubParsersAction):
             longest = max(map(len, action.choices), default=0)
@@ -91,8 +93,8 @@ class Parser(argparse.ArgumentParser):
         self.description = f"{self.description or ''}\n\nexamples:\n{lines}"
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in argparse, which calls this for a command once its name is parsed; but arguments
-        that are not known are an error.
+        """Parse as argparse does, which calls this for a command once its name is parsed; but
+        unknown arguments are an error.
         """
         self.load()
         words = [self._with_dashes(word) for word in (sys.argv[1:] if args is None else args)]

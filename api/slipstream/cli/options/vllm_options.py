@@ -137,7 +137,7 @@ class _Translation:
 
 
 class _Names:
-    """How options are called in what is said of one of them: that one as it was typed."""
+    """The names of options in an error about one of them: that one is named as it was typed."""
 
     def __init__(self, name: str, option: str) -> None:
         self._name = name

@@ -1,5 +1,5 @@
-"""Where the members of a fleet are: a list, a file that may change, a DNS name, a fleet on Ray, or
-a server's word.
+"""Sources of the addresses of a fleet's members: a list, a file that may change, a DNS name, a
+fleet on Ray, or a server's answer.
 
 A source is asked for the addresses regularly. It never blocks: a name is resolved in a thread, one
 at a time, and Ray is asked by another process. Where a source fails it keeps to what it said
@@ -52,7 +52,7 @@ class MemberSource(Protocol):
 
     @property
     def is_beginning(self) -> bool:
-        """Whether nothing is known yet, as what knows the members is still being started."""
+        """True if no member is known yet because the source of members is still starting."""
         return False
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class MemberSource(Protocol):
 
 
 def names_fleet(address: str) -> bool:
-    """Whether an address is that of several members."""
+    """True if an address names several members."""
     return "," in address or address.startswith((FILE, DNS, RAY))
 
 
@@ -271,7 +271,7 @@ class RayMembers(MemberSource):
 
 
 def has_ray() -> bool:
-    """Whether Ray and slipstream-ray, which asks it, are installed; neither is imported. A folder
+    """True if Ray and slipstream-ray, which asks it, are installed; neither is imported. A folder
     of such a name is not a package.
     """
     specs = [importlib.util.find_spec(name) for name in ("ray", "slipstream_ray")]

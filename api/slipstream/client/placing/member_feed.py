@@ -40,7 +40,7 @@ class MemberFeed:
 
     @property
     def is_beginning(self) -> bool:
-        """Whether the process was just started for the first time, and has not said anything."""
+        """True if the process was just started for the first time and has not reported anything."""
         is_started = self._thread is not None and not self._has_said
         return is_started and time.monotonic() < self._began_at + _BEGIN_S
 

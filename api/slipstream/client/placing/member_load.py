@@ -1,4 +1,4 @@
-"""How busy a member of a fleet is: what it says of itself, and what was sent to it since.
+"""The load of a fleet's member: its own reports, and what was sent to it since.
 
 Pure; times are seconds of one monotonic clock, which the caller passes in.
 """
@@ -54,7 +54,7 @@ class MemberLoad:
     def note_load(
         self, now: float, *, running: int, queued_tokens: int, kept_since_s: float | None
     ) -> None:
-        """What the member says of itself has arrived.
+        """Record a report of the member's load.
 
         running: requests, waiting ones included. kept_since_s: how long before this the block was
         last used that was evicted last; None if none was.

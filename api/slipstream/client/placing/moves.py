@@ -53,7 +53,7 @@ class MoveSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReaderProgress:
-    """What the reader has of a stream. is_movable: whether it can be submitted elsewhere."""
+    """A reader's position in a stream. is_movable: the stream can be submitted elsewhere."""
 
     num_tokens: int
     is_accepted: bool
@@ -139,13 +139,13 @@ class _Member(Generic[S]):
 
     @property
     def is_open(self) -> bool:
-        """Whether streams may start here."""
+        """True if streams may start at this member."""
         is_there = self.is_attached and not (self.is_removed or self.is_shut)
         return is_there and self.state == "serving"
 
     @property
     def may_serve_soon(self) -> bool:
-        """Whether it has said that it loads its model, or another core."""
+        """True if the member has reported that it is loading its model or another core."""
         return self.is_starting or (self.is_attached and self.state == "core_away")
 
     def room_at(self, now: float) -> float:
@@ -234,7 +234,9 @@ class Moves(Generic[S]):
         self.next_at = now
 
     def starting(self, member: int, is_starting: bool) -> None:
-        """Whether a member that is not attached has answered that it loads its model."""
+        """Record the answer of a member that is not attached: is_starting if it is loading its
+        model.
+        """
         self._members[member].is_starting = is_starting
 
     def load(
@@ -277,7 +279,7 @@ class Moves(Generic[S]):
         ]
 
     def num_streams(self, member: int) -> int:
-        """How many streams are at a member."""
+        """The number of streams at a member."""
         return len(self._members[member].streams)
 
     def member_of(self, stream: S) -> int | None:
@@ -346,7 +348,7 @@ class Moves(Generic[S]):
     # ---- decisions ---------------------------------------------------------------------------
 
     def due(self, now: float) -> list[Decision[S]]:
-        """What is to be done now, in this order. Failed streams count as ended."""
+        """The decisions that are due now, in their order. Failed streams count as ended."""
         self.next_at = inf
         decisions: list[Decision[S]] = []
         for number, it in self._members.items():
@@ -357,7 +359,7 @@ class Moves(Generic[S]):
         return decisions
 
     def _is_left(self, it: _Member[S], now: float) -> bool:
-        """Whether a member's streams leave it at once."""
+        """True if a member's streams leave it at once."""
         if it.is_shut or (it.is_gone and not it.is_attached):
             return True
         if it.is_attached and it.state != "core_away":
@@ -484,7 +486,7 @@ class Moves(Generic[S]):
         ]
 
     def _has_waited(self, it: _Stream, read: ReaderProgress, now: float) -> bool:
-        """Whether a held stream has waited for a member for as long as it may."""
+        """True if a held stream has waited for a member for as long as it may."""
         if it.waits_since is None or any(
             each.may_serve_soon and (not it.model or each.model in ("", it.model))
             for each in self._members.values()
@@ -495,7 +497,7 @@ class Moves(Generic[S]):
         return self._is_past(it.waits_since + wait_s, now)
 
     def _is_of(self, stream: S, it: _Member[S]) -> bool:
-        """Whether a stream is of the model that a member serves, as far as both are known."""
+        """True if a stream is of the model that a member serves, as far as both are known."""
         return self._streams[stream].model in ("", it.model)
 
     def _is_past(self, time: float, now: float) -> bool:
@@ -508,5 +510,5 @@ class Moves(Generic[S]):
 
 
 def _may_join(bound: bytes, fingerprint: bytes | None, is_same_member: bool) -> bool:
-    """Whether a stream that one replica accepted may go on at another."""
+    """True if a stream that one replica accepted may go on at another."""
     return bound == fingerprint and (bool(bound) or is_same_member)

@@ -32,7 +32,7 @@ _REASONS: tuple[Reason, ...] = ("home", "second", "second")
 
 
 class PlacementPolicy(Protocol):
-    """How requests are placed on members."""
+    """The choice of a member for each request."""
 
     def choose(
         self, key: PromptKey, prompt_len: int, members: Sequence[MemberLoad], now: float
@@ -59,7 +59,7 @@ class PlacementPolicy(Protocol):
         """
 
     def note_ended(self, sent: SentRequest, now: float) -> None:
-        """What was sent has ended, was refused, or was moved to another member."""
+        """Record that a sent request has ended, was refused, or was moved to another member."""
 
 
 class Candidate(NamedTuple):
@@ -104,7 +104,9 @@ class Placement:
     def candidates(
         self, key: PromptKey, prompt_len: int, members: Sequence[MemberLoad]
     ) -> list[Candidate]:
-        """What `choose` looks at, the least cost first; at equal costs the home first."""
+        """The candidates that `choose` considers, by ascending cost; at equal costs the home
+        first.
+        """
         if not members:
             return []
         home_key, level, num_begun = self._home_key(key)
@@ -173,7 +175,7 @@ class Placement:
         sent.member.note_ended(sent)
 
     def _is_alone(self, members: Sequence[MemberLoad]) -> bool:
-        """Whether nearly all requests at these members are this router's."""
+        """True if nearly all requests at these members are this router's."""
         self._num_chosen += 1
         if self._num_chosen % _SHARE_STEPS == 0:
             running = sum([member.running for member in members])

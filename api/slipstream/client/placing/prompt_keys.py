@@ -36,7 +36,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptKey:
-    """What placing knows of a prompt.
+    """The features of a prompt by which it is placed.
 
     first: hash of the turns up to the first one of the user, or of what the request says instead.
     second: of those up to the user's second turn; None if there is no such turn.

@@ -1,4 +1,4 @@
-"""What a client knows of a replica, for those who look at a fleet."""
+"""A replica's status as known to a client, for tools that monitor a fleet."""
 
 from __future__ import annotations
 

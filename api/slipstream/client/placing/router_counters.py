@@ -1,4 +1,4 @@
-"""What a router counts of its own: where it sent requests, and why streams left a replica."""
+"""A router's own counters: where it sent requests, and why streams left a replica."""
 
 from __future__ import annotations
 

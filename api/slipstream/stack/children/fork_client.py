@@ -88,7 +88,7 @@ class ForkClient:
         return self._socket.fileno()
 
     def is_awaited(self, module: str) -> bool:
-        """Whether a module is not imported yet, but will be."""
+        """True if a module is going to be imported but is not yet."""
         return any(one.module == module for one in self._waiting)
 
     def read(self) -> None:

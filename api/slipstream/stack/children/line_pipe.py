@@ -49,7 +49,7 @@ class LineReader:
         return lines
 
     def has_ended(self) -> bool:
-        """Whether the end of the pipe has been read."""
+        """True if the end of the pipe has been read."""
         return self._has_ended
 
     def close(self) -> None:

@@ -69,12 +69,12 @@ class ConnectionShares:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether this front has clearly more connections than another one."""
+        """True if this front has clearly more connections than another one."""
         return self._counts[self._front_index] > min(self._counts) + _AHEAD
 
 
 class _Inherited(msgspec.Struct):
-    """What a child gets: the descriptors it inherits, and its front index."""
+    """A child's inheritance: the descriptors of its sockets and its front index."""
 
     sockets: list[int]
     shares: int
@@ -229,7 +229,7 @@ def _listen_at_path(path: str) -> socket.socket:
 
 
 def _is_stale_socket(path: str) -> bool:
-    """Whether this is a socket at which no process listens."""
+    """True if this is a socket on which no process listens."""
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
         return False
     with socket.socket(socket.AF_UNIX) as probe:
@@ -238,7 +238,7 @@ def _is_stale_socket(path: str) -> bool:
 
 
 def _has_pending(listener: socket.socket) -> bool:
-    """Whether a connection is pending."""
+    """True if a connection is pending."""
     polled = select.poll()
     polled.register(listener, select.POLLIN)
     return bool(polled.poll(0))

@@ -12,8 +12,8 @@ _libc = ctypes.CDLL(None)
 
 
 def die_with(parent: int) -> Callable[[], None]:
-    """What a child calls between fork and exec, so that it is killed when `parent` dies. The signal
-    is bound to the thread that forks.
+    """Return a function for a child to call between fork and exec, so that it is killed when
+    `parent` dies. The signal is bound to the thread that forks.
     """
 
     def in_the_child() -> None:

@@ -98,7 +98,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
 
 
 class ChildExit(msgspec.Struct, frozen=True):
-    """How a child ended. is_own_fault: whether it caused its end itself."""
+    """The end of a child. is_own_fault: the child caused it itself."""
 
     how: str
     is_own_fault: bool
@@ -172,7 +172,9 @@ class Child:
 
     @property
     def has_news(self) -> bool:
-        """Whether the supervisor reads its beats at once: they tell a load, or child processes."""
+        """True if the supervisor reads the child's beats at once: they report a load, or child
+        processes.
+        """
         return isinstance(self.numbers, CoreNumbers) or bool(self.processes and self.is_active)
 
     def drain(self, within_s: float) -> None:
@@ -243,7 +245,9 @@ class Child:
             _logger.error("%s (process %d) reported %s (%d times)", self.name, self.pid, why, num)
 
     def has_ended(self) -> bool:
-        """Whether it has ended. It stays a zombie until `reap`, so its pid is not reused."""
+        """True if the process has ended. It stays a zombie until `reap`, so its pid is not
+        reused.
+        """
         if self.state == "gone":
             return True
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -251,7 +255,7 @@ class Child:
 
     @property
     def handles_sigterm(self) -> bool:
-        """Whether it is active and its loop runs, so that it handles SIGTERM at once."""
+        """True if the child is active and its loop runs, so that it handles SIGTERM at once."""
         return self.is_active and (self.state == "ready" or self.last_beat_at is not None)
 
     def terminate(self) -> None:
@@ -262,7 +266,7 @@ class Child:
 
     @property
     def is_cpu_measured(self) -> bool:
-        """Whether `measure_cpu` was called since its last heartbeat."""
+        """True if `measure_cpu` was called since the last heartbeat."""
         return self._cpu_start is not None
 
     def measure_cpu(self, now: float) -> None:
@@ -279,8 +283,8 @@ class Child:
         return self.last_beat_at + timeout_s + self._run_delay.lacked_s()
 
     def is_busy(self, now: float) -> bool:
-        """Whether it has used the CPU time that it could have since `measure_cpu`, and is not
-        stopped.
+        """True if the child has used the CPU time that was available since `measure_cpu`, and is
+        not stopped.
         """
         use = usage_of(self.pid, with_children=False)
         if self._cpu_start is None or use is None or is_stopped(self.pid):
@@ -415,9 +419,10 @@ def _with_pipes(
     inherited: tuple[int, ...],
     start: Callable[[dict[str, str], int, tuple[int, ...]], _Process | None],
 ) -> tuple[_Process, _Pipes] | None:
-    """What `start` returns with new pipes, and our ends of them; None if it returns None.
+    """Call `start` with new pipes; return its result and our ends of them, or None if it returns
+    None.
 
-    start: is given the child's environment, its standard input, and descriptors to inherit.
+    start: gets the child's environment, its standard input, and descriptors to inherit.
     """
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         status_fd, status_end = _pipe(ours, theirs)

@@ -50,8 +50,8 @@ def usage_of(pid: int, *, with_children: bool = True) -> ProcessUsage | None:
 
 
 def cpu_wait_s(pid: int) -> float:
-    """How long the threads of a process have been ready to run while others had the CPUs, in
-    seconds; 0 where the kernel does not tell.
+    """Seconds for which the threads of a process have been ready to run while others had the CPUs;
+    0 where the kernel does not report it.
     """
     wait_ns = 0
     for path in (_PROC / str(pid) / "task").glob("*/schedstat"):
@@ -61,7 +61,7 @@ def cpu_wait_s(pid: int) -> float:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped the process."""
+    """True if a signal or a debugger has stopped the process."""
     return state_of(pid) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
@@ -91,7 +91,7 @@ def num_oom_kills() -> int:
 
 
 def num_oom_kills_lately(now: float) -> int:
-    """As `num_oom_kills`, read at most _LATELY_S before `now`: the beats of all children come
+    """Return `num_oom_kills`, read at most _LATELY_S before `now`: the beats of all children arrive
     together and need one reading.
     """
     global _lately

@@ -1,4 +1,5 @@
-"""How often, and after what pause, a process is restarted. The caller passes the time in.
+"""The restart budget of a process and the pauses between restarts. The caller passes the time
+in.
 
 Pauses are those of `slipstream_ipc.backoff`. A budget limits the restarts within a time window;
 when it is used up, restarting does not help.

@@ -45,7 +45,7 @@ class Role:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the active process is ready."""
+        """True if the active process is ready."""
         return self.active is not None and self.active.state == "ready"
 
     def condition(self, now: float) -> str:
@@ -68,7 +68,7 @@ class Role:
 
     @property
     def is_preparing_spare(self) -> bool:
-        """Whether a spare is starting and does not wait yet."""
+        """True if a spare is starting and not available yet."""
         return self.spare is not None and self.spare.available_at is None
 
     @property

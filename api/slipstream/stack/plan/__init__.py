@@ -1,1 +1,1 @@
-"""What a stack or a fleet will be: its processes and their configs, from its settings."""
+"""Planning of a stack or a fleet: its processes and their configs, from its settings."""

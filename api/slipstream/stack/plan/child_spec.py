@@ -1,4 +1,4 @@
-"""What the supervisor needs to start one of our modules as a child: the module and its config."""
+"""A module that the supervisor starts as a child, and its config."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class PlannedStack(msgspec.Struct, frozen=True):
 
     @property
     def is_replica(self) -> bool:
-        """Whether it computes streams; the others are HTTP fronts."""
+        """True if it computes streams; the others are HTTP fronts."""
         return self.name != FRONTS
 
 
@@ -143,19 +143,23 @@ def visible_cards() -> list[str]:
 
 
 def _replica_id(name: str, runtime_dir: Path) -> str:
-    """What clients know a replica by: the same after a restart, and another one on each machine."""
+    """The id by which clients know a replica: the same after a restart, different on each
+    machine.
+    """
     where = f"{socket.gethostname()}:{runtime_dir}"
     return f"{name}.{blake2b(where.encode(), digest_size=6).hexdigest()}"
 
 
 def _can_be_connected_to(listen: str) -> bool:
-    """Whether clients can connect to what is listened on: it is not every address."""
+    """True if clients can connect to the address that is listened on, which is not every
+    address.
+    """
     host = listen.removeprefix(TCP).rpartition(":")[0]
     return host not in ("0.0.0.0", "[::]")  # noqa: S104  (compared, not bound)
 
 
 def needs_no_card(settings: StackSettings) -> bool:
-    """Whether a stack computes nothing on a card."""
+    """True if a stack computes nothing on a card."""
     is_simulated = f"{settings.model}:".startswith(SIMULATED)
     return settings.device == "cpu" or is_simulated
 

@@ -112,12 +112,12 @@ def front_names(number: int) -> list[str]:
 
 
 def is_front(name: str) -> bool:
-    """Whether this is the process name of a front."""
+    """True if this is the process name of a front."""
     return role_of(name) == FRONT
 
 
 def has_api_keys(settings: StackSettings) -> bool:
-    """Whether HTTP requests need a key. Raises: BadRequestError, without a key."""
+    """True if HTTP requests need a key. Raises: BadRequestError, without a key."""
     return bool(_listed_keys(settings)) or settings.api_key_file is not None
 
 

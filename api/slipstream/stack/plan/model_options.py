@@ -1,4 +1,4 @@
-"""What a user changes of a model: its configuration, its sampling defaults, its chat template."""
+"""A user's changes to a model: its configuration, sampling defaults and chat template."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WHOLE = ("top_k",)  # numbers that are whole
 
 
 def core_model_options(settings: StackSettings) -> dict[str, Any]:
-    """What the core is told. Raises: BadRequestError."""
+    """The model options of the core. Raises: BadRequestError."""
     return {
         "hf_overrides": _json_object("hf_overrides", settings.hf_overrides),
         "generation_config": _generation_config(settings),
@@ -26,7 +26,7 @@ def core_model_options(settings: StackSettings) -> dict[str, Any]:
 
 
 def worker_model_options(settings: StackSettings) -> dict[str, Any]:
-    """What the output workers are told. Raises: BadRequestError."""
+    """The model options of the output workers. Raises: BadRequestError."""
     name = "default_chat_template_kwargs"
     kwargs = _json_object(name, settings.default_chat_template_kwargs)
     if kwargs:

@@ -1,4 +1,4 @@
-"""Where a model or a tokenizer is from, as the user names it: a folder, a hub id, a simulation.
+"""The source of a model or a tokenizer, as the user names it: a folder, a hub id, a simulation.
 
 What cannot be had is found before a process is started: a core would need seconds for its imports,
 and transformers would try the hub for more than a minute.
@@ -97,7 +97,7 @@ def _simulated(model: str, tokenizer: str | None) -> tuple[str, str]:
 
 
 def has_ends(model: str) -> bool:
-    """Whether a model's answers end by themselves: not where its tokens mean nothing, as those of
+    """True if a model's answers end by themselves: not if its tokens mean nothing, as those of
     random weights and of a simulation that plays no answers. model: as returned by
     `model_and_tokenizer`.
     """
@@ -143,7 +143,7 @@ def with_model_revision(settings: StackSettings, model: str, tokenizer: str) -> 
 
 
 def was_downloaded(value: str) -> bool:
-    """Whether the hub's cache has a model of this id."""
+    """True if the hub's cache has a model of this id."""
     from huggingface_hub import constants  # takes a moment, and most models are folders
 
     folder = Path(constants.HF_HUB_CACHE) / f"models--{value.replace('/', '--')}" / "snapshots"
@@ -151,7 +151,7 @@ def was_downloaded(value: str) -> bool:
 
 
 def is_hub_id(value: str) -> bool:
-    """Whether a model or tokenizer is from a hub. value: as `model_and_tokenizer` returns it."""
+    """True if a model or tokenizer is from a hub. value: as `model_and_tokenizer` returns it."""
     return not value.startswith((SIMULATED, RANDOM, "/"))
 
 
@@ -204,7 +204,7 @@ def check_hub(option: str, value: str, cache: str | None = None) -> bool:
 
 
 def _answers(value: str, revision: str | None) -> bool:
-    """Whether the hub answers, whatever it says; logs if it does not."""
+    """True if the hub answers, with whatever status; logs if it does not."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -294,7 +294,7 @@ def _worker_specs(settings: StackSettings, config: dict[str, Any], address: str)
 
 
 def _core_options(settings: StackSettings) -> dict[str, Any]:
-    """What is set of the core's options; it knows the defaults of the others."""
+    """The core options that are set; the core knows the defaults of the others."""
     given = {name: getattr(settings, name) for name in _CORE_OPTIONS}
     return {
         **{name: value for name, value in given.items() if value is not None},
@@ -356,7 +356,7 @@ def _kv_cache_gib(settings: StackSettings) -> float:
 
 
 def _has_cache_size(settings: StackSettings) -> bool:
-    """Whether the cache's memory was asked for, so that the core may take it before it is used."""
+    """True if the cache's memory was asked for, so that the core may take it before it is used."""
     return settings.kv_cache_gib is not None or settings.num_blocks is not None
 
 
