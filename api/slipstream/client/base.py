@@ -1,4 +1,4 @@
-"""What `Client` and `AsyncClient` share: connections, and streams made of checked arguments."""
+"""The base of `Client` and `AsyncClient`: connections, and streams made of checked arguments."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _UNSUPPORTED = {**CALL_OPTIONS, **SAMPLING_PARAMS}
 
 
 class ChatTemplateOptions(TypedDict, total=False):
-    """What a chat template gets besides the messages, with transformers' names."""
+    """The arguments of a chat template besides the messages, with transformers' names."""
 
     tools: Sequence[Tool] | None
     chat_template_kwargs: Mapping[str, Any] | None
@@ -50,7 +50,7 @@ class ChatTemplateOptions(TypedDict, total=False):
 
 
 class ChatAnswerOptions(TypedDict, total=False):
-    """How the answer to chat messages is read."""
+    """Options for reading the answer to chat messages."""
 
     tool_choice: ToolChoice | Mapping[str, Any] | None
     parallel_tool_calls: bool | None
@@ -96,7 +96,7 @@ class CheckedOptions:
 
     @property
     def has_several_answers(self) -> bool:
-        """Whether the only prompt gets several answers.
+        """True if the only prompt gets several answers.
 
         Raises: BadRequestError where it does and an option names a single stream.
         """

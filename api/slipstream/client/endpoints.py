@@ -149,7 +149,7 @@ def check_member(address: str, *, access: Access | None) -> None:
 
 
 def access_to(address: str, access: Access | None) -> Access | None:
-    """How the server at this address is connected to: for tcp://, with its own public key where
+    """The access to the server at this address: for tcp://, with the server's own public key where
     there is one. Raises: BadRequest, PermissionError, OSError.
     """
     if not address.startswith(TCP) or access is None:

@@ -61,7 +61,7 @@ class ClientConnection(Protocol):
 
 
 class BaseStream:
-    """What `Stream` and `AsyncStream` share. One reader at a time.
+    """The base of `Stream` and `AsyncStream`. One reader at a time.
 
     A reader pops a delta from `_unread` and records it by `_note`. Where `_unread` is empty, it
     checks `_is_at_end`, waits if that is false, and tries again.
@@ -107,7 +107,7 @@ class BaseStream:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """As `RequestOutput.left_out`; none before the first delta."""
+        """See `RequestOutput.left_out`; empty before the first delta."""
         return self._state.left_out
 
     @property
@@ -145,7 +145,7 @@ class BaseStream:
 
     @property
     def message(self) -> ChatMessage:
-        """What was read so far as an assistant's turn, to be appended to the messages of the next
+        """The part read so far as an assistant's turn, to be appended to the messages of the next
         request. Incomplete tool calls are left out.
         """
         if self._events is None:
@@ -154,7 +154,7 @@ class BaseStream:
 
     @property
     def position(self) -> StreamPosition:
-        """How much of the stream has been read, in characters and tokens; `resume` takes it."""
+        """The reader's position in the stream, in characters and tokens; `resume` takes it."""
         if self._last is not None:
             return end_of(self._last)
         request = self._state.request
@@ -196,8 +196,9 @@ class BaseStream:
             raise ClosedError(Fault("bad_request", why))
 
     def _is_accepted(self) -> bool:
-        """Whether the server has accepted the stream. Raises: the error that it ended with before,
-        or ClosedError.
+        """True if the server has accepted the stream.
+
+        Raises: the error that the stream ended with before it was accepted, or ClosedError.
         """
         state = self._state
         is_over = state.is_over  # read before `prompt_ids`, which is set first
@@ -210,16 +211,16 @@ class BaseStream:
         return False
 
     def _is_decided(self) -> bool:
-        """Whether the stream was accepted, or is over."""
+        """True if the stream was accepted or is over."""
         return self._state.prompt_ids is not None or self._state.is_over
 
     def _has_news(self) -> bool:
-        """Whether the reader need not wait. Called after the reader has set its wakeup."""
+        """True if the reader need not wait. Called after the reader has set its wakeup."""
         state = self._state
         return state.is_over or (bool(state.deltas) and not state.wants_whole)
 
     def _is_at_end(self) -> bool:
-        """Whether a stream without unread deltas is over.
+        """True if a stream without unread deltas is over.
 
         Raises: the error that the stream ended with.
         """

@@ -21,7 +21,7 @@ MAX_IN_FLIGHT = 4096  # submitted requests of one call at a time
 
 
 class _Many:
-    """What `Streams` and `AsyncStreams` share."""
+    """The base of `Streams` and `AsyncStreams`."""
 
     def __init__(
         self, io: ClientConnection, states: Sequence[StreamState], nums_answers: Sequence[int]
@@ -41,7 +41,7 @@ class _Many:
         return [state.stream_id.hex() for state in self._group.states]
 
     def left_out(self, index: int) -> tuple[str, ...]:
-        """As `RequestOutput.left_out`, of answer `index`; none before its first delta."""
+        """See `RequestOutput.left_out`, for answer `index`; empty before its first delta."""
         return self._group.states[index].left_out
 
     def prompt_logprobs(self, index: int) -> PromptTokenLogprobs | None:

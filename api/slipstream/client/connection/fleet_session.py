@@ -158,12 +158,14 @@ class FleetSession:
 
     @property
     def tick_s(self) -> float:
-        """As that of `StackSession`; here for streams that wait for a member, too."""
+        """Seconds between turns, as in `StackSession`; also for streams that wait for a member."""
         return _LOOK_S if self.is_in_doubt else TICK_S
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether it has to turn sooner than `tick_s` said before: a member may be gone."""
+        """True if the session has to turn sooner than `tick_s` said before: a member may be
+        gone.
+        """
         return self._members.is_any_in_doubt
 
     @property
@@ -173,7 +175,7 @@ class FleetSession:
 
     @property
     def is_attached(self) -> bool:
-        """Whether a member is attached, as far as is known."""
+        """True if a member is attached, as far as is known."""
         return bool(self._members.attached)
 
     @property
@@ -183,12 +185,14 @@ class FleetSession:
 
     @property
     def is_serving(self) -> bool:
-        """Whether a member of each model takes requests, as far as is known."""
+        """True if a member of each model takes requests, as far as is known."""
         return bool(self.models) and not self.models_away
 
     @property
     def is_starting(self) -> bool:
-        """Whether a member that has not told its model has answered that it cannot serve yet."""
+        """True if a member that has not reported its model has answered that it cannot serve
+        yet.
+        """
         return any(
             each.card is None and each.session is not None and each.session.is_starting
             for each in self._members.listed
@@ -196,11 +200,11 @@ class FleetSession:
 
     @property
     def counters(self) -> RouterCounters:
-        """What is counted of the placing of streams."""
+        """The counters of the placing of streams."""
         return self._router.counters
 
     def statuses(self) -> list[ReplicaStatus]:
-        """What is known of each member that is listed."""
+        """The status of each listed member, as far as it is known."""
         return self._members.statuses()
 
     # ---- what may be asked for ---------------------------------------------------------------
@@ -441,7 +445,7 @@ class FleetSession:
             caller.set_result(self.models[0])
 
     def _are_all_there(self, now: float) -> bool:
-        """Whether all members are attached, except those that are late, and one is."""
+        """True if a member is attached, and all others are too or are late."""
         away = [
             each
             for each in self._members.listed

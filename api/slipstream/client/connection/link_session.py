@@ -99,7 +99,7 @@ class _Caller:
 
 
 class LinkOptions(TypedDict, total=False):
-    """What a session's link may be told; see `Dealer`."""
+    """The options of a session's link; see `Dealer`."""
 
     wants: int
     ping_after_s: float
@@ -107,7 +107,7 @@ class LinkOptions(TypedDict, total=False):
 
 
 class SessionObserver(Protocol):
-    """What is told of a session that is one of several. Its calls come from inside `turn`."""
+    """Callbacks of a session that is one of several, called from inside `turn`."""
 
     def welcomed(self, welcome: Welcome) -> None:
         """The server has answered, and nothing was said to it yet: streams may leave."""
@@ -193,21 +193,21 @@ class ClientSession:
 
     @property
     def is_attached(self) -> bool:
-        """Whether the session is attached to a server, as far as is known."""
+        """True if the session is attached to a server, as far as is known."""
         return self._dealer.is_attached
 
     @property
     def is_starting(self) -> bool:
-        """Whether a server has answered that it cannot serve yet."""
+        """True if a server has answered that it cannot serve yet."""
         return self._dealer.is_starting
 
     @property
     def trouble(self) -> str:
-        """How handshakes have failed since the last attach."""
+        """The failure of handshakes since the last attach; empty if there was none."""
         return self._dealer.trouble
 
     def is_among(self, arrived: Container[object]) -> bool:
-        """Whether what a poller reports includes something for this session."""
+        """True if a poller's result includes something for this session."""
         return self._dealer.is_among(arrived)
 
     # ---- what may be asked for ---------------------------------------------------------------
@@ -274,7 +274,7 @@ class ClientSession:
         return carried
 
     def position(self, state: StreamState) -> tuple[int, int]:
-        """How many characters and tokens of one of its streams have been received."""
+        """The number of characters and tokens received of one of the session's streams."""
         return self._table.position(state)
 
     def carry_on(self, carried: CarriedStream) -> None:
@@ -432,7 +432,7 @@ class ClientSession:
         return has_deltas
 
     def _goes_elsewhere(self, rejected: Rejected) -> bool:
-        """Whether another server is asked for a stream that this one has no room for."""
+        """True if another server is asked for a stream that this one has no room for."""
         if self._observer is None or rejected.fault.code != "overloaded":
             return False
         state = self._table.get(rejected.handle)

@@ -76,12 +76,12 @@ class LoopIO:
 
     @property
     def is_attached(self) -> bool:
-        """Whether the connection is attached to a server, as far as is known."""
+        """True if the connection is attached to a server, as far as is known."""
         return self._session.is_attached
 
     @property
     def is_serving(self) -> bool:
-        """Whether a request would be taken now, as far as is known."""
+        """True if a request would be accepted now, as far as is known."""
         session = self._session
         return session.is_serving if isinstance(session, FleetSession) else session.is_attached
 
@@ -92,17 +92,19 @@ class LoopIO:
 
     @property
     def is_replica_starting(self) -> bool:
-        """Whether a replica of a fleet loads a model that is not known yet."""
+        """True if a replica of a fleet is loading a model that is not known yet."""
         return isinstance(self._session, FleetSession) and self._session.is_starting
 
     @property
     def replicas(self) -> list[ReplicaStatus]:
-        """What is known of each replica of a fleet; empty for a single server."""
+        """The status of each replica of a fleet, as far as it is known; empty for a single
+        server.
+        """
         return self._session.statuses() if isinstance(self._session, FleetSession) else []
 
     @property
     def router_counters(self) -> RouterCounters | None:
-        """What is counted of the placing of streams; None for a single server."""
+        """The counters of the placing of streams; None for a single server."""
         return self._session.counters if isinstance(self._session, FleetSession) else None
 
     def inspect(self, within_s: float, use: Callable[[Statements], None]) -> None:
@@ -304,7 +306,7 @@ class _LoopPoller(zmq.Poller):
                 self._loop.remove_writer(fd)
 
     def has_more(self) -> bool:
-        """Whether a ZeroMQ socket has a message that its descriptor will not report."""
+        """True if a ZeroMQ socket has a message that its descriptor will not report."""
         return any(int(s.getsockopt(zmq.EVENTS)) & zmq.POLLIN for s in self._zmq_fds)
 
     def block(self, timeout_s: float) -> None:

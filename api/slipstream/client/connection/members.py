@@ -66,7 +66,7 @@ class FleetMember:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the machine says that nothing can answer there."""
+        """True if the machine reports that nothing can answer at the address."""
         return self.address.startswith(IPC) and why_absent(self.address) is not None
 
     @property
@@ -80,12 +80,12 @@ class FleetMember:
         return "" if self.card is None else self.card.name
 
     def is_of(self, model: str) -> bool:
-        """Whether it serves a model, as far as is known. model: empty for any."""
+        """True if the member serves a model, as far as is known. model: empty for any."""
         return not model or self.model == model
 
     @property
     def status(self) -> ReplicaStatus:
-        """What is known of it, for those who look at the fleet."""
+        """The member's status as far as it is known, for tools that monitor the fleet."""
         name, model = self.name.decode(errors="replace"), self.model
         if self.shut_because is not None:
             why = self.why_unopened or str(self.shut_because())
@@ -132,30 +132,30 @@ class FleetMembers:
         return len(self._members)
 
     def is_there(self, number: int) -> bool:
-        """Whether there is a member of this number, and it is attached."""
+        """True if there is a member of this number and it is attached."""
         member = self._members.get(number)
         return member is not None and member.is_attached
 
     @property
     def listed(self) -> list[FleetMember]:
-        """Those that are in the list."""
+        """The members that the list names."""
         return [each for each in self._members.values() if each.is_listed]
 
     @property
     def attached(self) -> list[FleetMember]:
-        """Those that are attached, as far as is known."""
+        """The members that are attached, as far as is known."""
         return self.attached_of("")
 
     def attached_of(self, model: str) -> list[FleetMember]:
-        """Those that are attached and serve a model; empty: any."""
+        """The members that are attached and serve a model; empty: any."""
         return [each for each in self._members.values() if each.is_attached and each.is_of(model)]
 
     def that_may_serve(self, model: str) -> list[FleetMember]:
-        """Those that serve a model, or have not told which one they serve; empty: any."""
+        """The members that serve a model or have not reported which one they serve; empty: any."""
         return [each for each in self._members.values() if each.card is None or each.is_of(model)]
 
     def statuses(self) -> list[ReplicaStatus]:
-        """What is known of each member that is listed."""
+        """The status of each listed member, as far as it is known."""
         found = [each.status for each in self.listed]
         nums = Counter([each.name for each in found])
         return [
@@ -163,7 +163,7 @@ class FleetMembers:
         ]
 
     def that_may_answer(self, now: float) -> list[FleetMember]:
-        """Those that are attached, or were until lately; all, where there is none of these."""
+        """The members that are attached or were until recently; all of them if there is none."""
         since = now - _AWAY_S
         able = [
             each
@@ -280,7 +280,7 @@ class FleetMembers:
 
     @property
     def is_any_in_doubt(self) -> bool:
-        """Whether a connection broke a moment ago, and whether its member is gone is not known."""
+        """True if a connection has just been lost and it is not known yet if its member is gone."""
         return bool(self._in_doubt)
 
     def look_again(self, now: float) -> bool:

@@ -35,7 +35,7 @@ _HELD = -1  # the `member` of a stream that is at none
 
 @dataclass(eq=False, slots=True)
 class _Route:
-    """How a stream is placed. sent: where it is counted now. left_because: it left a replica."""
+    """The placing of a stream. sent: where it is counted now. left_because: it left a replica."""
 
     key: PromptKey
     sent: SentRequest | None = None
@@ -79,7 +79,7 @@ class StreamRouter:
         return None if state is None or state.request.scope != scope else state
 
     def is_on_its_way(self, stream_id: bytes, scope: bytes) -> bool:
-        """Whether a stream that is read here is held, or its member is away."""
+        """True if a stream that is read here is held, or its member is away."""
         state = self.reader_of(stream_id, scope)
         if state is None or state.is_over:
             return False
@@ -87,7 +87,9 @@ class StreamRouter:
         return session is None or not session.is_attached
 
     def moves_of(self, stream_id: bytes, scope: bytes) -> int | None:
-        """How often a stream that is read here has moved; None if it is over, or not read here."""
+        """The number of moves of a stream that is read here; None if it is over or not read
+        here.
+        """
         state = self.reader_of(stream_id, scope)
         return None if state is None or state.is_over else state.moves
 
@@ -98,7 +100,7 @@ class StreamRouter:
         return [each for each in streams if suspect_digest(each.stream_id) in named]
 
     def read(self, state: StreamState) -> ReaderProgress:
-        """What the reader has of a stream."""
+        """The reader's position in a stream."""
         session = self.session_of(state)
         table = self._held if session is None else session
         _, num_tokens = table.position(state)
@@ -313,7 +315,7 @@ class StreamRouter:
         return True
 
     def _why_left(self, number: int) -> MovedWhy:
-        """What has become of a member that a stream leaves."""
+        """The state of a member because of which a stream leaves it."""
         member = self._members[number]
         if member.shut_because is not None:
             return "refused"
@@ -346,6 +348,6 @@ class StreamRouter:
 
 
 def _is_together(last: StreamState, state: StreamState, submit: Submit) -> bool:
-    """Whether both are answers of one model to one prompt."""
+    """True if both are answers of one model to one prompt."""
     is_same_model = last.model == state.model
     return is_same_model and isinstance(last.request, Submit) and can_join(last.request, submit)

@@ -119,7 +119,7 @@ class PendingRequests:
         return others
 
     def _is_new(self, state: StreamState) -> bool:
-        """Whether the stream is in the table and not accepted, and nothing of it was received."""
+        """True if the stream is in the table and not accepted, and nothing of it was received."""
         if not self._table.has(state) or state.prompt_ids is not None or state.moves > 0:
             return False
         return self._table.position(state) == (0, 0)

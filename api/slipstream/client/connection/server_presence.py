@@ -1,4 +1,4 @@
-"""Whether a server can be expected at an ipc:// address, without asking it."""
+"""Checks if a server can be expected at an ipc:// address, without asking it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def why_absent(address: str) -> str | None:
 
 
 def _has_supervisor(folder: Path) -> bool:
-    """Whether a stack runs in the folder, as far as its lock file tells."""
+    """True if a stack runs in the folder, as far as its lock file shows."""
     try:
         owner = int((folder / LOCK_NAME).read_text())
         os.kill(owner, 0)
@@ -49,7 +49,7 @@ def _has_supervisor(folder: Path) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Whether the process has ended and its parent has not noticed yet; False where this kernel
+    """True if the process has ended and its parent has not noticed yet; False where this kernel
     cannot tell. Raises: ProcessLookupError.
     """
     try:

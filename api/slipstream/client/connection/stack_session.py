@@ -48,7 +48,7 @@ from slipstream_ipc.worker_deal import worker_address, worker_of
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What a session gives to that of the fleet to which its server belongs, with its model."""
+    """The state that a session passes to the session of the fleet to which its server belongs."""
 
     model: ModelCard
     streams: list[CarriedStream]
@@ -111,28 +111,30 @@ class StackSession:
 
     @property
     def is_attached(self) -> bool:
-        """Whether all sessions are attached, as far as is known."""
+        """True if all sessions are attached, as far as is known."""
         return all(session.is_attached for session in self._sessions)
 
     @property
     def tick_s(self) -> float:
-        """How often it has to turn where nothing arrives: with the other beats of its process, and
-        more often to find a stack that is away.
+        """Seconds between turns when nothing arrives: as long as between the other beats of its
+        process, and shorter while the stack is away, to find it again.
         """
         return BEAT_S if self.is_attached else TICK_S
 
     @property
     def is_starting(self) -> bool:
-        """Whether the stack has answered that it cannot serve yet."""
+        """True if the stack has answered that it cannot serve yet."""
         return any(session.is_starting for session in self._sessions)
 
     @property
     def trouble(self) -> str:
-        """How handshakes with the first worker have failed since the last attach."""
+        """The failure of handshakes with the first worker since the last attach; empty if there was
+        none.
+        """
         return self._sessions[0].trouble
 
     def is_among(self, arrived: Container[object]) -> bool:
-        """Whether what a poller reports includes something for this stack."""
+        """True if a poller's result includes something for this stack."""
         return any(session.is_among(arrived) for session in self._sessions)
 
     # ---- what may be asked for ---------------------------------------------------------------
@@ -175,7 +177,7 @@ class StackSession:
         self._sessions[state.worker].supersede(state)
 
     def position(self, state: StreamState) -> tuple[int, int]:
-        """How many characters and tokens of one of its streams have been received."""
+        """The number of characters and tokens received of one of the session's streams."""
         return self._sessions[state.worker].position(state)
 
     def leave(self, state: StreamState) -> CarriedStream:

@@ -94,7 +94,7 @@ class StreamSearch:
                 self._held.give_up(state, self._members.gone_error(state.model))
 
     def _is_any_away(self, model: str) -> bool:
-        """Whether a member that may serve a model is not attached, but may be soon."""
+        """True if a member that may serve a model is not attached, but may be soon."""
         return any(
             each.is_listed and each.session and not each.is_attached and not each.is_gone
             for each in self._members.that_may_serve(model)

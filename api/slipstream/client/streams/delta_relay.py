@@ -43,8 +43,9 @@ _HEADERS = (
 
 
 class Delivery(NamedTuple):
-    """How a group is given a message in which no stream ends: by `add(numbers, batch)`, and what
-    reads it is woken by `ring(first)`. With a `group`, C does the same as these two methods of it.
+    """The delivery of a message in which no stream ends to a group: `add(numbers, batch)` adds its
+    deltas, and `ring(first)` wakes the group's reader. With a `group`, C does the same as these two
+    methods of it.
     """
 
     group: StreamGroup | None
@@ -56,7 +57,7 @@ class Delivery(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """What a relay leaves to the table of the streams.
+    """The calls by which a relay passes work back to the table of streams.
 
     delivery_of: called once for streams of one group that were found. make_room: for a stream
     with more than MOST_UNREAD deltas, if it is in no group. wake: rings for the streams for which

@@ -31,7 +31,9 @@ def plain_ends(
 
 
 def _are_even(columns: LogprobColumns, num_tokens: int) -> bool:
-    """Whether these are the columns of so many tokens, each with `width` candidates, at least 1."""
+    """True if these are the columns of `num_tokens` tokens, each with `width` candidates, at least
+    1.
+    """
     num_bytes = 4 * num_tokens
     return (
         columns.width > 0

@@ -64,7 +64,7 @@ class ReceivedPositions(Generic[Item]):
         self._resize(_LEAST_ROWS)
 
     def is_free(self, handle: int) -> bool:
-        """Whether `open` would take this handle."""
+        """True if `open` would accept this handle."""
         return self._handles.item(handle & self._mask) == _NOBODY
 
     def open(
@@ -97,7 +97,7 @@ class ReceivedPositions(Generic[Item]):
         self._num -= 1
 
     def position(self, handle: int) -> tuple[int, int]:
-        """How many characters and tokens of the stream have been received."""
+        """The number of characters and tokens received of the stream."""
         if self.latest is not None and self.latest.is_ahead:
             self._write()
         row = handle & self._mask

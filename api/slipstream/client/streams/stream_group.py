@@ -43,7 +43,7 @@ class StreamGroup:
 
     @property
     def is_over(self) -> bool:
-        """Whether every stream is over. Read this before `unread`."""
+        """True if every stream is over. Read this before `unread`."""
         return self.num_over == len(self.states)
 
     def close(self) -> None:

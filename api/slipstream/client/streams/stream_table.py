@@ -134,12 +134,14 @@ class ClientStreamTable:
         return self._streams.get(handle)
 
     def has(self, state: StreamState) -> bool:
-        """Whether the stream is in this table, and not over."""
+        """True if the stream is in this table and not over."""
         return self._streams.get(state.handle) is state
 
     @property
     def abandoned(self) -> list[Abort]:
-        """What the server has not acknowledged about streams that this client reads no more."""
+        """The aborts that the server has not acknowledged, of streams that this client no longer
+        reads.
+        """
         return list(self._abandoned.values())
 
     def add(self, state: StreamState, carried: CarriedStream | None = None) -> None:
@@ -193,7 +195,7 @@ class ClientStreamTable:
         return group.group_id
 
     def position(self, state: StreamState) -> tuple[int, int]:
-        """How many characters and tokens of a stream that is not over have been received."""
+        """The number of characters and tokens received of a stream that is not over."""
         return self._received.position(state.handle)
 
     def token_ids(self, state: StreamState) -> bytes | None:
@@ -308,8 +310,8 @@ class ClientStreamTable:
     def relay(
         self, link: Link[Any], connection: LocalConnection, *queues: Sized
     ) -> DeltaRelay | None:
-        """What delivers such messages of a link in one call each, and wakes their readers, while
-        all queues are empty; None without a C compiler.
+        """The relay that delivers each such message of a link in one call and wakes its readers,
+        while all queues are empty; None without a C compiler.
         """
         ways, watched = Ways(self._delivery, self._make_room, self.wake), (self._woken, *queues)
         return new_delta_relay(link, connection, self._received, self._kept, ways, watched)

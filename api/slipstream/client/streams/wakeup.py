@@ -56,7 +56,7 @@ class TaskWakeup:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a task waits for the next ring."""
+        """True if a task waits for the next ring."""
         return self._rung is not None and not self._rung.done()
 
     def ring(self, _cause: object = None) -> None:
@@ -68,6 +68,6 @@ class TaskWakeup:
                 rung.set_result(None)
 
     def next_ring(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """What to await for the next ring. loop: the running one."""
+        """The future of the next ring. loop: the running one."""
         self._rung = rung = loop.create_future()
         return rung
