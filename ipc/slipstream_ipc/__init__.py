@@ -1,1 +1,1 @@
-"""What Slipstream's processes share: messages, their transport, histories, checks, statistics."""
+"""Code shared by Slipstream's processes: messages, transport, histories, checks, statistics."""

@@ -1,4 +1,4 @@
-"""How long a parent waits before it restarts a child. Pure: the caller has the clock.
+"""The pause before a parent restarts a child. Pure: the caller has the clock.
 
 The first restart is immediate. If a replacement dies soon after it was ready, or before, the next
 restart waits: 0.5 s, then twice as long each time, up to 10 s.

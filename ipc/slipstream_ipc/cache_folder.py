@@ -1,4 +1,4 @@
-"""Where a user's caches are."""
+"""The location of a user's caches."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def read_note(directory: Path) -> tuple[bytes, ...] | None:
 
 
 def suspect_digest(stream_id: bytes) -> bytes:
-    """What names a suspect to clients: it tells those that know the stream's id, and grants nothing
-    to the others.
+    """The name of a suspect for clients: those that know the stream's id recognise it, and it
+    grants nothing to the others.
     """
     return blake2b(stream_id, digest_size=SUSPECT_BYTES).digest()
 

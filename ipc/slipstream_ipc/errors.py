@@ -36,7 +36,9 @@ class ProtocolError(Exception):
 
 
 class Summary(str):
-    """What was given, in words that an error does not quote: `18000 tokens`, `an empty list`."""
+    """A summary of the value that an error is about, not quoted in it: `18000 tokens`, `an empty
+    list`.
+    """
 
     __slots__ = ()
 

@@ -156,7 +156,7 @@ class ParentCommands:
 
     @property
     def any_waiting(self) -> bool:
-        """Whether `read` would return commands, or end this process."""
+        """True if `read` would return commands, or end this process."""
         return bool(self._waiting or select.select([self._fd], [], [], 0)[0])
 
     def read_activation(self) -> Activate | None:
@@ -196,14 +196,14 @@ class ParentCommands:
 
 
 class Awaited(Protocol):
-    """What a spare waits for."""
+    """An event that a spare waits for."""
 
     def fileno(self) -> int:
         """Readable once it has come."""
 
     @property
     def any_waiting(self) -> bool:
-        """Whether it has come."""
+        """True if the event has come."""
 
 
 class Beats:

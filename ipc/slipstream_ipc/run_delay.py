@@ -26,8 +26,8 @@ class RunDelay:
 
 
 def loop_wait_s(pid: int) -> float:
-    """How long the first thread of a process, which runs its loop, has been ready to run while
-    others had the CPUs, in seconds; 0 where the kernel does not tell, or the process is gone.
+    """Seconds for which the first thread of a process, which runs its loop, has been ready to run
+    while others had the CPUs; 0 where the kernel does not report it or the process is gone.
     """
     try:
         return int((_PROC / str(pid) / "schedstat").read_text().split()[1]) / 1e9

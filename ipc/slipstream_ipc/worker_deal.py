@@ -22,8 +22,8 @@ def dealt_with(first: bytes, stream_id: bytes) -> bytes:
 
 
 def worker_address(address: str, worker: int) -> str:
-    """Where clients connect to a worker, if `address` is that of the first one: on a socket whose
-    name ends with the worker's index, or on the port as many further.
+    """The address at which clients connect to a worker, if `address` is that of the first one: a
+    socket whose name ends with the worker's index, or the port that many further.
     """
     if not worker:
         return address

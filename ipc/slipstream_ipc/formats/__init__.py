@@ -1,1 +1,1 @@
-"""How models write answers: reasoning, content and tool calls, described as data."""
+"""Formats of models' answers: reasoning, content and tool calls, described as data."""

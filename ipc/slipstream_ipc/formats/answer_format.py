@@ -84,9 +84,9 @@ class JsonCall(Struct, frozen=True, tag="json_call", array_like=True):
 
 
 class TagAttribute(Struct, frozen=True, array_like=True):
-    """What a parameter's tag says of its value behind the key: `name` has the value `string` where
-    the value is a string, else one of `others`. end: ends the tag. is_escaped: keys and values have
-    `&amp;` and `&quot;`.
+    """The attribute of a parameter's tag that describes its value, behind the key: `name` has the
+    value `string` where the value is a string, else one of `others`. end: ends the tag. is_escaped:
+    keys and values have `&amp;` and `&quot;`.
     """
 
     name: str
@@ -173,8 +173,8 @@ Element = (
 
 
 class Signature(Struct, frozen=True, array_like=True):
-    """How a model is recognised: all `in_template` are in its chat template and none of
-    `not_in_template`, and all `tokens` are tokens of its vocabulary.
+    """The signature by which a model is recognised: all `in_template` are in its chat template and
+    none of `not_in_template`, and all `tokens` are tokens of its vocabulary.
 
     rank: of several entries that a model fits, those with the highest rank count. A vocabulary's
     tokens alone give none: a model that was tuned for other calls keeps them.
@@ -187,7 +187,7 @@ class Signature(Struct, frozen=True, array_like=True):
 
 
 class ReasoningFormat(Struct, frozen=True, array_like=True):
-    """How reasoning is set apart from content.
+    """The delimiters that set reasoning apart from content.
 
     It begins at the start of the answer, after a call or after other reasoning, by one of `begins`;
     blanks may stand before. calls_within: a call ends it, too. dropped: delimiters between parts
@@ -217,12 +217,12 @@ class CallSection(Struct, frozen=True, array_like=True):
 
 
 class CallFormat(Struct, frozen=True, array_like=True):
-    """How tool calls are written. call_id: the form of ids where the model writes none:
-    "openai" (`call_…`, which clients make) or "mistral" (nine letters and digits, made by the
-    reader). quotable: the model writes the delimiters' tokens also where it quotes them, within a
-    string of arguments. dropped: delimiters without a meaning of their own, which may stand before
-    calls. spelled: tokens that are read as their letters, as the format's literals are made of them
-    and of text.
+    """The format of tool calls. call_id: the form of ids where the model writes none: "openai"
+    (`call_…`, which clients make) or "mistral" (nine letters and digits, made by the reader).
+    quotable: the model writes the delimiters' tokens also where it quotes them, within a string of
+    arguments. dropped: delimiters without a meaning of their own, which may stand before calls.
+    spelled: tokens that are read as their letters, as the format's literals are made of them and of
+    text.
     """
 
     name: str
@@ -253,7 +253,7 @@ class ChannelFormat(Struct, frozen=True, array_like=True):
 
 
 class AnswerFormat(Struct, frozen=True, array_like=True):
-    """How a model writes a whole answer; None: it writes no such part."""
+    """The format of a whole answer; None for a part that the model does not write."""
 
     name: str
     reasoning: ReasoningFormat | None = None
@@ -286,7 +286,7 @@ def spelled_literals(found: AnswerFormat) -> frozenset[str]:
 
 
 def has_nested_elements(part: Any) -> bool:
-    """Whether arguments are `NestedElements`, whose reader needs the types of nested properties."""
+    """True if arguments are `NestedElements`, whose reader needs the types of nested properties."""
     if isinstance(part, NestedElements):
         return True
     if isinstance(part, Struct):

@@ -37,7 +37,7 @@ def plain_id(call_id: str) -> str:
 
 
 def written_id(call_id: str) -> str:
-    """What the model wrote as the id that a client gives; any other id as it is."""
+    """The id that the model wrote, from the id that a client sends; any other id unchanged."""
     if encoded := _is_encoded(call_id):
         as_text = _BYTE.sub(lambda match: chr(int(match[1], 16)), encoded[1])
         try:

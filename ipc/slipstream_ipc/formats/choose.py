@@ -105,7 +105,7 @@ def choose_format(
 
 
 def delimiter_ids(added_tokens: Mapping[str, int]) -> dict[str, int]:
-    """Those of a vocabulary's added tokens that are delimiters of some entry of the table."""
+    """The added tokens of a vocabulary that are delimiters of some entry of the table."""
     entries = (*REASONING.values(), *CALLS.values(), *WHOLE.values())
     literals = {each.literal for entry in entries for each in delimiters(entry)}
     return {token: token_id for token, token_id in added_tokens.items() if token in literals}
@@ -123,7 +123,7 @@ def _part(
 
 
 def _is_open(found: _FormatPart, option: str | None) -> bool:
-    """Whether neither the option nor the model's template and tokens say what this part is."""
+    """True if neither the option nor the model's template and tokens determine this part."""
     return option is None and found.entry is None and not found.is_ambiguous
 
 

@@ -31,7 +31,9 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Portion(Struct, frozen=True, eq=False, gc=False):
-    """What a message carries: `counts` positions of each row, from `starts` on."""
+    """The part of a log that a message carries: `counts` positions of each row, from `starts`
+    on.
+    """
 
     rows: RowSet
     first: Int64s  # `starts`, or those of the first portion of the streak
@@ -50,7 +52,7 @@ class Portion(Struct, frozen=True, eq=False, gc=False):
 
     @property
     def is_one_each(self) -> bool:
-        """Whether it has one position of each row."""
+        """True if it has one position of each row."""
         return self.num_tokens == len(self.rows)
 
 
@@ -92,7 +94,7 @@ class Cursors(RowTable):
         self._open[row] = False
 
     def is_open(self, row: int) -> bool:
-        """Whether `row` is being sent."""
+        """True if `row` is being sent."""
         return row < len(self._open) and bool(self._open[row])
 
     def sent(self, row: int) -> int:
@@ -132,8 +134,9 @@ class Cursors(RowTable):
         return portion
 
     def next_in_streak(self, rows: RowSet, budget: int, receiver: int = 0) -> Portion | None:
-        """As `next_portion` but cheaper, for rows that each got exactly one position since the last
-        portion; None if they are not the streak's rows, and `next_portion` has to be called.
+        """Return the next portion as `next_portion` does, but cheaper, for rows that each got
+        exactly one position since the last portion; None if they are not the streak's rows and
+        `next_portion` has to be called.
         """
         streak = self._streaks.get(receiver)
         if streak is None or streak.rows.version != rows.version:

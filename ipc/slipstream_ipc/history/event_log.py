@@ -143,7 +143,7 @@ class EventLog(TextLog):
     def advance(
         self, cursor: TextCursor, max_chars: int, max_tokens: int = sys.maxsize
     ) -> TextCursor:
-        """As for any text log; the characters of events count, too."""
+        """Advance as any text log does; the characters of events count, too."""
         stop = super().advance(cursor, max_chars, max_tokens)
         if stop.unit - cursor.unit <= 1:
             return stop
@@ -180,7 +180,7 @@ class EventLog(TextLog):
         return kind_of(self.text_between(start, stop), joined_entries(entries), num_tokens)
 
     def num_chars_between(self, start: TextCursor, stop: TextCursor) -> int:
-        """What the texts and events between two cursors take in a message, in characters."""
+        """The size in a message of the texts and events between two cursors, in characters."""
         if stop.unit == start.unit:
             return 0
         return self._sizes[stop.unit - 1] - (self._sizes[start.unit - 1] if start.unit else 0)

@@ -81,7 +81,7 @@ class _Width:
 
     @property
     def is_spent(self) -> bool:
-        """Whether no row is open and the pools hold enough memory to be worth freeing."""
+        """True if no row is open and the pools hold enough memory to be worth freeing."""
         return not self._num_rows and len(self._values) * self._values.width * 8 > _SPARE_BYTES
 
     def open(self, row: int) -> None:
@@ -132,7 +132,7 @@ class _Width:
         return deferred[-1] if position == length - 1 else None
 
     def are_last(self, rows: Rows, positions: Int64s) -> bool:
-        """Whether these rows were the last to be appended to, and these are their last tokens."""
+        """True if these rows were the last to be appended to, and these are their last tokens."""
         if not (isinstance(rows, RowSet) and len(rows)):
             return False
         if self.last(rows, int(positions[0])) is None:
@@ -172,7 +172,9 @@ class _Width:
         )
 
     def _write_natively(self, native: ModuleType, deferred: list[LogprobColumns]) -> bool:
-        """Whether this was written; it was not where the table has to grow first."""
+        """Write the deferred columns; return False, without effect, if the table has to grow
+        first.
+        """
         table, pools = self._table, (self._values, self._ids, self._ranks)
         for pool in pools:
             pool.reserve(table.num_indices)
@@ -254,7 +256,7 @@ class _Wide:
     def find(
         self, rows: Rows, positions: Int64s, counts: Int64s | None
     ) -> tuple[Float32s, UInt32s, UInt32s]:
-        """As `_Width.find`."""
+        """Find entries as `_Width.find` does."""
         sizes = [1] * len(rows) if counts is None else counts.tolist()
         found = [
             self._rows.read(row, start, start + size)
@@ -310,7 +312,7 @@ class LogprobLog(RowTable):
 
     @property
     def has_wide(self) -> bool:
-        """Whether any row is wide."""
+        """True if any row is wide."""
         return bool(self._wide)
 
     def widest(self, rows: Int64s) -> int:
@@ -392,7 +394,9 @@ class LogprobLog(RowTable):
     def append_several(
         self, rows: RowSet, counts: Int64s, logprobs: Logprobs, index: Int64s
     ) -> None:
-        """As `append`, with `counts[i]` tokens of each row; `index` [sum(counts)], row by row."""
+        """Append as `append` does, with `counts[i]` tokens of each row; `index` [sum(counts)], row
+        by row.
+        """
         self._again = None
         own = self._width_of(rows.array)
         for each in np.unique(own[(own > 0) & (own <= MAX_NARROW)]).tolist():

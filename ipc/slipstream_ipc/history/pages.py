@@ -51,7 +51,7 @@ class PageTable:
         return len(self.free) - self.num_free
 
     def length(self, row: int) -> int:
-        """How many positions `row` holds."""
+        """The number of positions that `row` holds."""
         return self.lengths.item(row)
 
     def open(self, row: int) -> None:
@@ -110,7 +110,7 @@ class PageTable:
         return self._indices(np.repeat(rows, counts), spans(starts, counts))
 
     def are_next(self, rows: Int64s, positions: Int64s) -> bool:
-        """Whether each position equals the length of its row, so that it is appended next."""
+        """True if each position equals the length of its row, so that it is appended next."""
         return bool((self.lengths.take(rows) == positions).all())
 
     def _indices(self, rows: Int64s, positions: Int64s) -> Int64s:

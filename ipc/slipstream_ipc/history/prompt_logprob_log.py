@@ -45,7 +45,7 @@ class PromptLogprobLog:
             self._values.drop(row)
 
     def is_whole(self, row: int) -> bool:
-        """Whether a row is open and complete."""
+        """True if a row is open and complete."""
         wanted = self._rows.get(row)
         return wanted is not None and self._values.length(row) == wanted.num_tokens
 
@@ -78,7 +78,9 @@ class PromptLogprobLog:
         return self.is_whole(row)
 
     def add_columns(self, row: int, start: int, columns: LogprobColumns) -> bool:
-        """As `add`, for the columns of one entry that a message carries. Raises: ProtocolError."""
+        """Add, as `add` does, the columns of one entry that a message carries. Raises:
+        ProtocolError.
+        """
         wanted = self._rows.get(row)
         if wanted is None:
             return False

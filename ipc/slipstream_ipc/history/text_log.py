@@ -48,7 +48,7 @@ class TextLog:
 
     @property
     def ends_within_token(self) -> bool:
-        """Whether the last unit has text but no token: its token is released with later text."""
+        """True if the last unit has text but no token: its token is released with later text."""
         if not self._token_ends:
             return False
         before = self._token_ends[-2] if len(self._token_ends) > 1 else self._start.num_tokens
@@ -70,7 +70,7 @@ class TextLog:
 
     @property
     def starts_at_zero(self) -> bool:
-        """Whether the log holds all units of the stream."""
+        """True if the log holds all units of the stream."""
         return self._start == START
 
     @property

@@ -50,7 +50,9 @@ def history_checksum(token_ids: bytes, before: int = 0) -> int:
 
 
 def has_marked(marks: npt.NDArray[np.bool_], token_ids: UInt32s) -> bool:
-    """Whether any of these ids is marked, bool [number of ids]; larger ids are not."""
+    """True if any of these ids is marked. marks: bool [number of ids]; larger ids are not
+    marked.
+    """
     return bool(marks[token_ids[token_ids < len(marks)]].any())
 
 
@@ -69,7 +71,9 @@ class RowAppender(Protocol):
     """Appends to the rows that it was made for."""
 
     def append(self, values: UInt32s) -> bool:
-        """As `TokenLog.append` to its rows; False, without effect, where that has to be called."""
+        """Append to its rows as `TokenLog.append` does; False, without effect, if that has to be
+        called.
+        """
         ...
 
 
@@ -98,11 +102,11 @@ class TokenLog:
         return self._pages
 
     def lengths(self, rows: Rows) -> Int64s:
-        """How many positions each of `rows` holds, [len(rows)]."""
+        """The number of positions that each of `rows` holds, [len(rows)]."""
         return self.table.lengths.take(array_of(rows))
 
     def length(self, row: int) -> int:
-        """How many positions `row` holds."""
+        """The number of positions that `row` holds."""
         return self.table.length(row)
 
     def open(self, row: int) -> None:

@@ -72,7 +72,7 @@ class WideLogprobLog:
         return bool(self._rows)
 
     def has_width(self, width: int) -> bool:
-        """Whether any row has this width."""
+        """True if any row has this width."""
         return width in self._num_of_width
 
     def open(self, row: int, width: int) -> None:
@@ -89,7 +89,7 @@ class WideLogprobLog:
             del self._num_of_width[width]
 
     def length(self, row: int) -> int:
-        """How many positions a row holds."""
+        """The number of positions that a row holds."""
         ends = self._rows[row].ends
         return ends[-1] if ends else 0
 

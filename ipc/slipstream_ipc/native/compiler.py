@@ -35,8 +35,8 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class CLibrary:
-    """What a library is made of. `name` begins its file's name; `instead` is what runs without it,
-    for the log.
+    """The sources of a library. `name` begins its file's name; `instead` is the code that runs
+    without it, for the log.
     """
 
     name: str
@@ -104,7 +104,7 @@ def _is_whole(kept: bytes) -> bool:
 
 
 def _can_be_loaded(path: Path) -> bool:
-    """Whether the library loads; not if libraries it depends on have changed."""
+    """True if the library loads; False if libraries that it depends on have changed."""
     try:
         ctypes.PyDLL(str(path))
     except OSError as error:
@@ -126,7 +126,7 @@ def _folder() -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether the path exists, belongs to this user and is not writable by others."""
+    """True if the path exists, belongs to this user and is not writable by others."""
     try:
         status = path.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a process did in the last second, as it reports it with its beats.
+"""The spans of a process over the last second, as it reports them with its beats.
 
 Times are CLOCK_MONOTONIC, which all processes of a machine share. In a report they are ticks of
 TICK_US before the report's time, so that TOLD_US fit into 16 bits.

@@ -34,7 +34,7 @@ BOUNDS_S = (
 BOUNDS_TOKENS = (10, 100, 1_000, 10_000, 100_000)
 """Upper bounds of a brief histogram of tokens; one of durations has one bucket for all."""
 BOUNDS_ANSWERS = (1, 2, 5, 10, 20)
-"""Those of a brief histogram of a request's answers, as vLLM has them."""
+"""The bounds of a brief histogram of a request's answers, as vLLM has them."""
 
 _MAX_PLACES = 1024
 _MAX_KINDS = 1024  # keys of a tally, such as paths with status codes

@@ -33,7 +33,7 @@ NO_STEP = -1  # the step of a span that belongs to none
 
 @unique
 class SpanKind(IntEnum):
-    """What a span measures. Part files contain these numbers, so existing ones never change."""
+    """The kinds of spans. Part files contain these numbers, so existing ones never change."""
 
     SCHEDULE = 1  # core: the step is scheduled
     LAUNCH = 2  # core: the step is handed to the device
@@ -48,7 +48,9 @@ class SpanKind(IntEnum):
 
 
 class TracePart(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process recorded. Columns are little-endian, oldest span first by its end."""
+    """The spans recorded by one process. Columns are little-endian, oldest span first by its
+    end.
+    """
 
     process: str
     pid: int

@@ -136,7 +136,7 @@ def check_server_address(address: str, *, has_keys: bool, insecure: bool) -> str
 
 
 def is_ipv6(address: str) -> bool:
-    """Whether the host of a tcp:// address is an IPv6 address."""
+    """True if the host of a tcp:// address is an IPv6 address."""
     return address.startswith(TCP + "[")
 
 

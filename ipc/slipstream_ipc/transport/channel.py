@@ -1,4 +1,4 @@
-"""What one attach sends and receives through: a ZeroMQ socket, or a local connection.
+"""The channel of one attach: a ZeroMQ socket, or a local connection.
 
 Both keep what has arrived in `messages` until it is taken, are registered with the poller until
 `close`, and report at once that the other end is gone.
@@ -55,7 +55,7 @@ class ZmqChannel:
         self.socket.connect(address)  # after the watch, which would miss a quick failure
 
     def is_among(self, arrived: Container[object]) -> bool:
-        """Whether what a poller reports includes this channel."""
+        """True if a poller's result includes this channel."""
         return self.socket in arrived or self._watch.socket in arrived
 
     def send(self, data: bytes) -> bool:
@@ -81,7 +81,7 @@ class ZmqChannel:
             messages.append(data)
 
     def look(self) -> Break:
-        """What has happened to the connection since the last call."""
+        """The events of the connection since the last call."""
         return self._watch.look()
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class LocalChannel:
         self._register(connection)
 
     def is_among(self, arrived: Container[object]) -> bool:
-        """Whether what a poller reports includes this channel."""
+        """True if a poller's result includes this channel."""
         return self.connection.fd in arrived
 
     def fill(self) -> None:
@@ -114,7 +114,7 @@ class LocalChannel:
             self.connection.fill()
 
     def look(self) -> Break:
-        """What has happened to the connection."""
+        """The events of the connection."""
         return _BROKEN if self.connection.is_broken else _UNBROKEN
 
     def close(self) -> None:

@@ -198,7 +198,9 @@ class Connections:
 
 
 def inode_of(fd: int) -> int | None:
-    """What tells a connection from a later one with the same descriptor; None: there is none."""
+    """The inode that distinguishes a connection from a later one with the same descriptor; None if
+    the descriptor is closed.
+    """
     try:
         return os.fstat(fd).st_ino
     except OSError:

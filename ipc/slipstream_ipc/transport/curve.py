@@ -68,8 +68,8 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """What a server's socket needs: its key pair, and the folder of the keys it admits: those of
-    clients and fronts, or of ranks.
+    """The keys of a server's socket: its key pair, and the folder of the keys that it admits: those
+    of clients and fronts, or of ranks.
     """
 
     folder: Path
@@ -79,8 +79,8 @@ class ServerKeys:
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """What a client's socket needs: its key pair, and the server's public key; empty where only the
-    servers' own are known (`keys_for`). folder: of the files; None without files.
+    """The keys of a client's socket: its key pair, and the server's public key; empty where only
+    the servers' own are known (`keys_for`). folder: of the files; None without files.
     """
 
     server: bytes
@@ -90,7 +90,7 @@ class ClientKeys:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a client connects to a tcp:// server: with keys or, on this machine only, `insecure`."""
+    """The access to a tcp:// server: with keys or, on this machine only, `insecure`."""
 
     keys: ClientKeys | None = None
     insecure: bool = False
@@ -156,7 +156,9 @@ def keys_for(keys: ClientKeys, address: str) -> ClientKeys:
 
 
 def current_keys(keys: ClientKeys, address: str) -> ClientKeys:
-    """As `keys_for`, of what the files say now; the keys as they are where that cannot be read."""
+    """Return `keys_for` of the files' current contents; the keys unchanged if they cannot be
+    read.
+    """
     try:
         return keys_for(keys, address)
     except (BadRequest, OSError) as error:

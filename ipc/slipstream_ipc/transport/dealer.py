@@ -121,7 +121,7 @@ class Dealer(Generic[Out, In, Receipt]):
         self.attach(now)
 
     def is_among(self, arrived: Container[object]) -> bool:
-        """Whether what a poller reports includes something that `receive` reads."""
+        """True if a poller's result includes something that `receive` reads."""
         return self._channel is not None and self._channel.is_among(arrived)
 
     @property
@@ -141,7 +141,7 @@ class Dealer(Generic[Out, In, Receipt]):
 
     @property
     def has_credit(self) -> bool:
-        """Whether the dealer is attached and may send a numbered message."""
+        """True if the dealer is attached and may send a numbered message."""
         return self.is_attached and self.link.has_credit
 
     @property
@@ -279,7 +279,9 @@ class Dealer(Generic[Out, In, Receipt]):
         return connect_local(self._address, self._codec.max_message_bytes)
 
     def _moves(self, now: float) -> bool:
-        """Whether the peer, which has answered over ZeroMQ, is now attached to locally."""
+        """Attach locally to the peer that has answered over ZeroMQ, if possible; return True if
+        done.
+        """
         local = self._connect_local() if self._may_move else None
         if local is not None:
             self._attach(now, local, may_move=False)

@@ -30,7 +30,7 @@ MAY_OWE = 3
 
 
 class Beat(Enum):
-    """What the heartbeat requires."""
+    """The action that the heartbeat requires."""
 
     NOTHING = "nothing"
     PING = "ping"
@@ -67,7 +67,7 @@ class Link(NewLinkNumbers[Receipt]):
         self._is_overdue = False
 
     def beat(self, now: float) -> Beat:
-        """What the heartbeat requires now; PING once per silence.
+        """The action that the heartbeat requires now; PING once per silence.
 
         The caller has to read what has arrived between two calls.
         """
@@ -94,7 +94,7 @@ class Link(NewLinkNumbers[Receipt]):
         return pinged_at if num_heard == self.num_heard else None
 
     def _has_stalled(self, now: float) -> bool:
-        """Whether acknowledgements have been overdue at two consecutive beats."""
+        """True if acknowledgements have been overdue at two consecutive beats."""
         if not self.num_unacked or self.num_acked != self._acked_at_beat:
             self._acked_at_beat = self.num_acked
             self._progress_at = now

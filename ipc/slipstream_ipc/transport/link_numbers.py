@@ -42,7 +42,7 @@ UNNUMBERED = frozenset({*get_args(Control), Load, type(None)})  # types of bodie
 
 
 class LinkVerdict(Enum):
-    """What to do with a frame."""
+    """The action for a received frame."""
 
     DELIVER = "deliver"
     IGNORE = "ignore"  # stale or a duplicate
@@ -69,7 +69,7 @@ class LinkNumbers(Generic[Receipt]):
 
     @property
     def has_credit(self) -> bool:
-        """Whether a numbered frame may be sent."""
+        """True if a numbered frame may be sent."""
         return self._sent - self.num_acked < self.window
 
     @property
@@ -79,12 +79,12 @@ class LinkNumbers(Generic[Receipt]):
 
     @property
     def has_receipts(self) -> bool:
-        """Whether `take_receipts` has any to return."""
+        """True if `take_receipts` has any to return."""
         return len(self._receipts) > self.num_unacked
 
     @property
     def owes_ack(self) -> bool:
-        """Whether numbered frames have been received and not yet acknowledged to the peer."""
+        """True if numbered frames have been received and not yet acknowledged to the peer."""
         return self._last_ack_sent < self._received
 
     @property

@@ -71,12 +71,12 @@ class LocalConnection:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether bytes wait until the kernel takes them."""
+        """True if bytes wait until the kernel takes them."""
         return self.num_unsent > 0
 
     @property
     def is_bare(self) -> bool:
-        """Whether what arrives next begins with a message, and nothing waits here meanwhile."""
+        """True if the next bytes to arrive begin a message and nothing waits here meanwhile."""
         is_whole = not self._rest and self._large is None
         return is_whole and not (self.messages or self.num_unsent or self.is_broken)
 
@@ -362,7 +362,9 @@ class LocalListener:
             self._epoll.register(connection.fd, _READ)
 
     def _make_room(self) -> bool:
-        """Whether one more may come, after closing the oldest without a Hello where need be."""
+        """Return True if one more connection may come, after closing the oldest without a Hello if
+        needed.
+        """
         if len(self._connections) < self._max_connections:
             return True
         self.num_refused += 1
@@ -398,7 +400,7 @@ def _path_of(address: str) -> str:
 
 
 def _is_own(sock: socket.socket) -> bool:
-    """Whether the other end belongs to this user."""
+    """True if the other end belongs to this user."""
     try:
         raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except OSError:

@@ -63,7 +63,8 @@ class Poller(zmq.Poller):
             self._epoll.unregister(fd)
 
     def poll(self, timeout: float | None = None) -> list[tuple[Any, int]]:
-        """What is ready within `timeout` ms (None: at some time), as (socket or descriptor, flags).
+        """The sources that are ready within `timeout` ms (None: at some time), as (socket or
+        descriptor, flags).
 
         A descriptor whose other side is gone counts as readable.
         """

@@ -149,7 +149,7 @@ class Router(Generic[Out, In, Receipt]):
             poller.unregister(self._socket)
 
     def is_among(self, arrived: Container[object]) -> bool:
-        """Whether what a poller reports, or queued Hellos, give `receive` work."""
+        """True if a poller's result, or queued Hellos, give `receive` work."""
         local = self._local
         if local is not None and (local.fd in arrived or local.unread):
             return True
@@ -376,7 +376,7 @@ class Router(Generic[Out, In, Receipt]):
         yield from self._zmq_frames()
 
     def _zmq_frames(self) -> Iterator[tuple[Route, Frame[In], bytes]]:
-        """As `_frames`, of those that have come over ZeroMQ."""
+        """The frames of `_frames` that have come over ZeroMQ."""
         num_bytes = 0
         self._is_drained = False
         for _ in range(MAX_READ_AT_ONCE):
@@ -408,7 +408,7 @@ class Router(Generic[Out, In, Receipt]):
             yield route, frame, key
 
     def _has_input(self) -> bool:
-        """Whether there is input that the descriptors do not report."""
+        """True if there is input that the descriptors do not report."""
         if self._local is not None and self._local.unread:
             return True
         if not self._is_drained:

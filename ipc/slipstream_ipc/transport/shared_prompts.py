@@ -47,7 +47,7 @@ def registrations_of(admit: Admit) -> Iterator[Admit]:
 
 
 def _is_alike(first: Admit, admit: Admit) -> bool:
-    """Whether `admit` differs from `first` only in the fields of `OtherAdmit`."""
+    """True if `admit` differs from `first` only in the fields of `OtherAdmit`."""
     if len(first.prompt_ids) != len(admit.prompt_ids):
         return False
     if (first.params.seed is None) != (admit.params.seed is None):

@@ -55,7 +55,7 @@ _PEER_HWM = 256  # messages of one peer in each direction; links have a window o
 
 
 def is_numbered(body: object) -> bool:
-    """Whether a frame with this body takes a sequence number."""
+    """True if a frame with this body takes a sequence number."""
     return type(body) not in UNNUMBERED
 
 
@@ -193,7 +193,9 @@ def _bind_listener(
 
 @dataclass(frozen=True, slots=True)
 class ServerSockets:
-    """What an accepting end listens with: a ROUTER, and local connections where they can be had."""
+    """The sockets on which an accepting end listens: a ROUTER, and local connections if
+    available.
+    """
 
     router: zmq.Socket[bytes]
     local: LocalListener | None
@@ -270,7 +272,7 @@ def new_dealer(
 
 
 class Break(NamedTuple):
-    """What has happened to a connection."""
+    """The end or failure of a connection, if any."""
 
     is_broken: bool = False  # an established connection ended
     refused: str = ""  # why the handshake was refused permanently
@@ -299,7 +301,7 @@ class DisconnectWatch:
         return self._events
 
     def look(self) -> Break:
-        """What has happened since the last call."""
+        """The events since the last call."""
         is_broken, refused, trouble = False, "", ""
         while True:
             try:

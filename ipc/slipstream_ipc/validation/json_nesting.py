@@ -1,4 +1,4 @@
-"""How deep a JSON text is nested, found without recursion."""
+"""The nesting depth of a JSON text, found without recursion."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
 def is_nested_deeper(text: str, limit: int) -> bool:
-    """Whether lists and objects of valid JSON are nested more than `limit` levels deep."""
+    """True if lists and objects of valid JSON are nested more than `limit` levels deep."""
     if text.count("[") + text.count("{") <= limit:
         return False
     depth = 0

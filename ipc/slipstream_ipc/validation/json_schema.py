@@ -55,7 +55,7 @@ class EndlessSchemaError(ValueError):
 
 
 class Place(NamedTuple):
-    """Where a schema stands: its path, its container and key there, the schema around it, and the
+    """The place of a schema: its path, its container and key there, the schema around it, and the
     resource (a schema with an `$id`, or the whole) that its references are within.
     """
 
@@ -90,7 +90,7 @@ class SchemaDocument:
                 waiting += list(self.places.values())[known:]
 
     def target(self, schema: Schema) -> Any:
-        """What the schema's `$ref` refers to, a schema or a boolean; None where there is none."""
+        """The schema or boolean that the schema's `$ref` refers to; None if there is none."""
         found = self._targets.get(id(schema))
         return None if found is None else found.schema
 
@@ -410,7 +410,7 @@ def _prefix(schema: Schema) -> list[Any]:
 
 
 def _rest(schema: Schema) -> Any:
-    """What the items behind the first ones fit."""
+    """The schema of the items behind the first ones."""
     given = schema.get("items", True)
     return schema.get("additionalItems", True) if isinstance(given, list) else given
 
@@ -421,7 +421,9 @@ def _properties(schema: Schema) -> Mapping[str, Any]:
 
 
 def _property(schema: Schema, name: str) -> Any:
-    """What the property of this name fits; anything where a pattern may tell."""
+    """The schema of the property of this name; True, which fits anything, where a pattern may
+    apply.
+    """
     properties = _properties(schema)
     if name in properties:
         return properties[name]

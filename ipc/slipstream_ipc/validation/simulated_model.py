@@ -35,7 +35,7 @@ ALLOWED = {
     "mode": "playback or chain",
     "answers": "a file of JSON lines, each with text or token_ids, with a tokenizer and no mode",
 }
-"""What each option allows, for errors."""
+"""The values that each option allows, for errors."""
 
 
 def parse_simulated(model: str) -> SimulatedOptions:

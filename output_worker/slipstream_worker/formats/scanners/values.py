@@ -15,7 +15,7 @@ from slipstream_worker.formats.scanners.scanner import BLANKS
 __all__ = ["WORD_CHARS", "value_as_json"]
 
 WORD_CHARS: Final = frozenset("0123456789+-.eE" + "truefalsenullTrueFalseNone" + BLANKS)
-"""What numbers and words consist of; other values are strings or containers."""
+"""The characters of numbers and words; other values are strings or containers."""
 
 _MAX_PYTHON_CHARS: Final = 2**15  # it is read at once, a character at a time
 _PYTHON_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
