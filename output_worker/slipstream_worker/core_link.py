@@ -75,11 +75,11 @@ class CoreLink:
 
     @property
     def is_attached(self) -> bool:
-        """Whether the core is there, as far as is known."""
+        """True if the core is attached, as far as is known."""
         return self._dealer.is_attached
 
     def is_among(self, arrived: Container[object]) -> bool:
-        """Whether one of the sockets that a poller has reported is this link's."""
+        """True if a poller's result includes one of this link's sockets."""
         return self._dealer.is_among(arrived)
 
     def receive(self, now: float) -> Iterator[CoreToWorker]:
@@ -94,7 +94,7 @@ class CoreLink:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the next attach asks the core to replay everything."""
+        """True if the next attach asks the core to replay everything."""
         return self._dealer.fresh
 
     @is_fresh.setter
@@ -125,7 +125,7 @@ class CoreLink:
         self._report_due |= is_awaited
 
     def acknowledge_now(self) -> None:
-        """What has arrived is to be acknowledged by the next `report`."""
+        """Acknowledge everything that has arrived with the next `report`."""
         self._may_owe = 0
 
     def report(self) -> None:
@@ -162,7 +162,7 @@ class CoreLink:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no state waits and credit is left for many."""
+        """True if no state waits and there is credit for many."""
         is_free = self._dealer.has_credit and self._dealer.num_unacked < _MOST_UNACKED_BEHIND
         return is_free and not self._messages
 

@@ -53,12 +53,12 @@ class StepRelay(Protocol):
     connection: LocalConnection  # to the core
 
     def take(self, message: bytes, now: float) -> int:
-        """What becomes of a core's message that has arrived: TAKEN, … or 0."""
+        """Process a core's message that has arrived; return its outcome: TAKEN, … or 0."""
         ...
 
 
 class RelayBasis(NamedTuple):
-    """What a relay relies on."""
+    """The links, connections and columns that a relay works on."""
 
     core: Any  # the link; `from_core`: its connection
     from_core: LocalConnection

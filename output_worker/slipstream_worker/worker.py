@@ -246,7 +246,7 @@ class Worker:
 
     @property
     def _may_relay(self) -> bool:
-        """Whether a turn in which nothing but a step arrives has nothing else to do."""
+        """True if a turn in which only a step arrives has nothing else to do."""
         if self._tracer is not None or self._has_left or not self._from_core.is_synced:
             return False
         waits = self.lifecycle.replaying or self.lifecycle.keeper.has_work
@@ -272,7 +272,7 @@ class Worker:
         self._load_notices.core_ended(died_within=died_within, suspects=suspects)
 
     def take_inspection(self) -> bool:
-        """Whether the statistics of the stack are asked for; once for all clients that wait."""
+        """True if the statistics of the stack are asked for; once for all clients that wait."""
         return self._from_clients.inspections.take_due()
 
     def inspected(self, statistics: Statistics) -> None:
@@ -298,7 +298,7 @@ class Worker:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether anything is still to be sent to an attached client."""
+        """True if anything is still to be sent to an attached client."""
         return self.readers.has_unsent
 
     def beat(self, now: float) -> None:

@@ -33,7 +33,7 @@ _WIDE_BYTES = MESSAGE_BUDGET_BYTES // 2  # from here on no more wide rows are ad
 
 
 def is_due(stream: WorkerStream) -> bool:
-    """Whether a slow row is due."""
+    """True if a slow row is due."""
     output, reader = stream.output, stream.reader
     if output is None or reader is None or reader.is_waiting:
         return False
@@ -47,7 +47,7 @@ def is_due(stream: WorkerStream) -> bool:
 
 
 def is_urgent(stream: WorkerStream) -> bool:
-    """Whether a slow row's first token or end is due."""
+    """True if a slow row's first token or end is due."""
     output, reader = stream.output, stream.reader
     if output is None or reader is None or reader.is_waiting:
         return False
@@ -281,15 +281,15 @@ def _logprobs_of(
 
 
 def most_in_a_message(columns: StreamColumns) -> int:
-    """How many fast rows with a token each fit a message."""
+    """The number of fast rows with a token each that fit into a message."""
     return MESSAGE_BUDGET_BYTES // (ENTRY_BYTES + 4 + 8 * columns.max_width + TEXT_BYTES)
 
 
 def _fitting(
     columns: StreamColumns, rows: bytes, counts: bytes, budget: int
 ) -> tuple[bytes, bytes]:
-    """As many of the rows as fit `budget` bytes, and the number of tokens of each: everything new,
-    or equal shares.
+    """Return as many of the rows as fit into `budget` bytes, and the number of tokens of each:
+    everything new, or equal shares.
     """
     num = len(rows) // 8
     token_bytes = 4 + 8 * columns.max_width + TEXT_BYTES

@@ -34,7 +34,7 @@ class Inspections:
             del self._waiting[next(iter(self._waiting))]
 
     def take_due(self) -> bool:
-        """Whether the supervisor is to be asked now."""
+        """True once for each time that the supervisor has to be asked."""
         is_due, self._is_due = self._is_due, False
         return is_due
 

@@ -89,7 +89,7 @@ def _state(load: Load) -> tuple[ReplicaState, bool]:
 
 
 def _differs(load: Load, sent: Load) -> bool:
-    """Whether a number that a router goes by differs by more than a twentieth."""
+    """True if a number that a router goes by differs by more than a twentieth."""
     return any(
         abs(one - other) > _CHANGE * other
         for one, other in (

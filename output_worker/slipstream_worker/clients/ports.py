@@ -1,4 +1,4 @@
-"""What is sent to each client: state messages of its streams, and deltas.
+"""Sends each client state messages of its streams, and deltas.
 
 A port has the client's session, the rows it reads, and the state messages that wait for credit.
 
@@ -90,7 +90,7 @@ class ClientPort:
 
     @property
     def num_unsent_bytes(self) -> int:
-        """What the answers among them take, see `enqueue`."""
+        """The size of queued answers, see `enqueue`."""
         return self._num_unsent_bytes
 
     @property
@@ -107,7 +107,7 @@ class ClientPort:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether anything waits for credit."""
+        """True if anything waits for credit."""
         return bool(self._messages) or self._is_due
 
     def attach(self, session: Session[Receipt]) -> None:

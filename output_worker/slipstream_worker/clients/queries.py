@@ -110,7 +110,7 @@ class ClientQueries:
         return True
 
     def leaves_much_unread(self, client: bytes) -> bool:
-        """Whether an attached client keeps asking without reading the answers."""
+        """True if an attached client keeps asking without reading the answers."""
         return self._readers.is_here(client) and _leaves_much_unread(self._readers.port(client))
 
     def respond(self, client: bytes, found: Recalled | Located) -> None:

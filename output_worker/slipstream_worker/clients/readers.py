@@ -81,7 +81,7 @@ class StreamReaders:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether anything is still to be sent to an attached client."""
+        """True if anything is still to be sent to an attached client."""
         return any(port.has_unsent and port.session.is_open for port in self._clients.values())
 
     # ---- clients -------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class StreamReaders:
                     self._retention.expire_after_grace(stream)
 
     def is_here(self, client: bytes) -> bool:
-        """Whether a client is attached."""
+        """True if a client is attached."""
         port = self._clients.get(client)
         return port is not None and port.session.is_open
 
@@ -176,7 +176,7 @@ class StreamReaders:
         self._start_when_reached(stream, reader, cursor)
 
     def is_reader(self, stream: WorkerStream, client: bytes, handle: int | None) -> bool:
-        """Whether a client that has this handle for the stream may act on it."""
+        """True if a client that has this handle for the stream may act on it."""
         reader = stream.reader
         if reader is None:  # it was replayed, and not requested since
             return stream.registration is not None and stream.registration.owner == client
@@ -293,5 +293,5 @@ def _diverged(handle: int, error: Diverged) -> Rejected:
 
 
 def accepted(handle: int, admit: Admit) -> Accepted:
-    """What the reader of a stream with this registration is told."""
+    """The acceptance of a stream with this registration, for its reader."""
     return Accepted(handle, admit.prompt_ids, admit.changed_turns, admit.left_out)

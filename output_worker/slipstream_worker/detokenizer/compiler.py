@@ -114,7 +114,7 @@ def _refusal(names: list[str], reason: str) -> UnsupportedDecoder:
 
 
 def _first_and_other(step: dict[str, Any], first: _Texts, others: _Texts) -> tuple[_Texts, _Texts]:
-    """What `step` makes of each token as the first of a sequence, and as any other.
+    """The texts that `step` makes of each token as the first of a sequence, and as any other.
 
     `first` and `others` are the results of the steps before it.
     """
@@ -128,7 +128,7 @@ def _first_and_other(step: dict[str, Any], first: _Texts, others: _Texts) -> tup
 
 
 def _followed_and_last(step: dict[str, Any], tokens: _Texts) -> tuple[_Texts, _Texts]:
-    """What `step` makes of each token when others follow, and as the last of a sequence."""
+    """The texts that `step` makes of each token if others follow, and as the last of a sequence."""
     decoder = _decoder_of(step)
     anchor = decoder.decode([_ANCHOR])
 

@@ -65,7 +65,7 @@ class Detokenizer(Protocol):
 
     @property
     def is_settled(self) -> bool:
-        """Whether a whole token (see `fast_table`) now has its own text, until a token of another
+        """True if a whole token (see `fast_table`) now has its own text, until a token of another
         kind.
         """
         ...

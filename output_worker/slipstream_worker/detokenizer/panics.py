@@ -15,5 +15,5 @@ class PanicError(RuntimeError):
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether the exception is a panic. Each library has its own class of this name."""
+    """True if the exception is a panic. Each library has its own class of this name."""
     return type(error).__name__ == "PanicException"

@@ -40,7 +40,8 @@ class TableFileError(ValueError):
 
 
 class TokenTable(msgspec.Struct, frozen=True, gc=False):
-    """What each token id stands for, and how a sequence of pieces becomes text (`mode`).
+    """The piece of each token id, and the way in which a sequence of pieces becomes text
+    (`mode`).
 
     "bytelevel": the text is the UTF-8 decoding of the joined pieces. Each incomplete character, and
     each byte that begins none, becomes one U+FFFD, or nothing if `errors` is "ignore". The other

@@ -25,7 +25,7 @@ _ONE = np.uint64(1)
 
 
 class VocabularyView(IntEnum):
-    """How a stream reads the vocabulary."""
+    """A stream's view of the vocabulary."""
 
     SHOWN = 0  # special tokens have their text
     SKIPPED = 1  # special tokens have none

@@ -30,7 +30,7 @@ _SHORT_BEGINNINGS = _short_beginnings()
 
 
 def begins_character(data: bytes) -> bool:
-    """Whether this is a proper prefix of some encoded character."""
+    """True if `data` is a proper prefix of some encoded character."""
     if len(data) == MAX_DANGLING:
         return data[0] >= 0xF0 and data[2] & 0xC0 == 0x80 and data[:2] in _SHORT_BEGINNINGS
     return data in _SHORT_BEGINNINGS

@@ -77,7 +77,9 @@ def random_trials(table: TokenTable, num_trials: int, seed: int) -> Iterable[Tri
 
 
 def mismatch_of(reference: DecodeOracle, factory: DetokenizerFactory, trial: Trial) -> str | None:
-    """How the stream of `trial` differs from the expected text, in one sentence; None if equal."""
+    """The difference between the stream of `trial` and the expected text, in one sentence; None if
+    they are equal.
+    """
     prompt_ids, output_ids, skip_special_tokens = trial
     expected = reference.continuation(prompt_ids, output_ids, skip_special_tokens)
     stepped = factory.create(prompt_ids, skip_special_tokens)

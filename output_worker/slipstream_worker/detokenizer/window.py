@@ -127,7 +127,9 @@ class WindowDetokenizer:
             raise
 
     def _new_text(self, text: str, new_ids: list[int]) -> str:
-        """What `text`, the decoding of the context and `new_ids`, adds to the context's text."""
+        """The part of `text`, the decoding of the context and `new_ids`, that follows the context's
+        text.
+        """
         if text.startswith(self._context_text):
             return text[len(self._context_text) :]
         whole = self._context_text.rstrip(REPLACEMENT)

@@ -129,8 +129,8 @@ class AnswerReader:
 
     @property
     def kind(self) -> int:
-        """What plain text would be: an EventKind, with the number of its call above 8 bits; 0: the
-        reader must see it.
+        """The event that plain text would be: an EventKind, with the number of its call above 8
+        bits; 0: the reader must see it.
         """
         if self._state is _State.PLAIN:
             if self._border or self._pending:
@@ -144,12 +144,12 @@ class AnswerReader:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is held, and plain text would be one event of `kind`."""
+        """True if nothing is held, and plain text would be one event of `kind`."""
         return self.kind != 0
 
     @property
     def hazard_chars(self) -> frozenset[str]:
-        """Of a settled reader: text without any of these is harmless."""
+        """The characters without which text is harmless to a settled reader."""
         if self._state is _State.PLAIN:
             return self._triggers.hazard_chars
         return (self._scanner and self._scanner.string_hazards) or frozenset()
@@ -162,7 +162,7 @@ class AnswerReader:
         return self.hazard_chars if self.is_settled else 0
 
     def is_harmless(self, text: str) -> bool:
-        """Whether text that is fed to this settled reader is one event of `kind`, whole, and leaves
+        """True if text that is fed to this settled reader is one event of `kind`, whole, and leaves
         the same state.
         """
         if not text or not self.is_settled:
@@ -180,12 +180,12 @@ class AnswerReader:
 
     @property
     def is_between_calls(self) -> bool:
-        """Whether nothing is held, and no call is open."""
+        """True if nothing is held and no call is open."""
         return self._state in (_State.PLAIN, _State.BETWEEN) and self.num_decided == self.num_fed
 
     @property
     def place(self) -> Place | None:
-        """Where in the answer plain text would stand; None within a call."""
+        """The place of plain text in the answer; None within a call."""
         return self._place if self._state is _State.PLAIN else None
 
     # What is fed
@@ -356,7 +356,9 @@ class AnswerReader:
         return pos
 
     def _label(self, text: str, pos: int) -> int:
-        """What stands where the label of reasoning may."""
+        """Read the label that may stand at the start of reasoning; return the position behind
+        it.
+        """
         reasoning = self._tables.format.reasoning
         assert reasoning is not None
         label, end = reasoning.label, pos + len(reasoning.label)
@@ -370,7 +372,9 @@ class AnswerReader:
         return end
 
     def _act(self, action: PlaceAction, text: str, literal: str) -> None:
-        """What the delimiter `literal` does; `text`: it and the blanks before it."""
+        """Carry out the action of the delimiter `literal`. text: the delimiter and the blanks
+        before it.
+        """
         match action.move:
             case Move.OPEN_SECTION:
                 self._section_has_calls = self._failed_at != 0
@@ -495,7 +499,7 @@ class AnswerReader:
             self._state = _State.BETWEEN
 
     def _fail(self) -> None:
-        """What was read of the section is not what it seemed, or breaks off."""
+        """Give up the section that was being read: it breaks off, or is none after all."""
         if self._state is _State.PLAIN:
             return
         scan, scanner = self._scan, self._scanner
@@ -742,7 +746,7 @@ class AnswerReader:
 
 
 def _rstrip(text: str, start: int, end: int) -> int:
-    """Where the blanks begin that stand before `end`."""
+    """The position at which the blanks before `end` begin."""
     while end > start and text[end - 1] in BLANKS:
         end -= 1
     return end

@@ -133,7 +133,7 @@ class ArgumentGrammar:
         )
 
     def is_token(self, part: Delimiter | LiteralText) -> bool:
-        """Whether this literal is a token, which its letters as text are not."""
+        """True if this literal is a token, which differs from its letters as text."""
         return isinstance(part, Delimiter) and part.literal in self._token_ids
 
     def first_token(self, part: Delimiter | LiteralText) -> int | None:
@@ -297,7 +297,7 @@ class _Parameters:
         return [(name, each, name in required) for name, each in found.items()]
 
     def is_open(self, schema: Schema) -> bool:
-        """Whether an object without members may have any."""
+        """True if an object without members may have any."""
         return schema.get("additionalProperties") is not False
 
     def check(self, schema: Schema, *known: str) -> None:
@@ -420,7 +420,7 @@ class _TaggedArguments:
         return grammar.rule("parameter", " | ".join(texts))
 
     def _open(self, key: str, is_string: bool | None) -> str:
-        """What stands before a value. is_string: of the value; None: not known."""
+        """The grammar of what precedes a value. is_string: of the value; None: not known."""
         element, literal = self._element, self._grammar.literal
         parts = [literal(element.opening), key, literal(element.key_end)]
         attribute = element.attribute
@@ -437,7 +437,7 @@ class _TaggedArguments:
         return " ".join(parts)
 
     def _values(self, name: str, given: Any, types: Sequence[str]) -> list[tuple[bool | None, str]]:
-        """What a parameter's value may be, with its closing tag: of texts, of others."""
+        """The alternatives for a parameter's value, with its closing tag: of texts, of others."""
         schema = self._parameters.resolved(given)
         constants = _constants(schema)
         if constants is not None:
@@ -495,7 +495,7 @@ class _TaggedArguments:
     def _constants(
         self, values: Sequence[Any], types: Sequence[str]
     ) -> list[tuple[bool | None, str]]:
-        """Those of the values that are read as themselves."""
+        """The alternatives for those of `values` that are read as themselves."""
         texts: list[str] = []
         others: list[str] = []
         python = self._element.writes_python
@@ -544,7 +544,7 @@ def _element_arguments(grammar: ArgumentGrammar, function: Schema, element: Nest
 
 
 class _Spelling(NamedTuple):
-    """How values are spelled. words: of booleans and null.
+    """The spelling of values. words: of booleans and null.
 
     delimiter: of strings, in which nothing is escaped, and keys have no quotes; None: quotes as in
     JSON, or as in Python. avoided: text that stands nowhere in JSON; empty: it is Python.
@@ -787,7 +787,7 @@ _SINGLE_QUOTED = r"""/'([^'\\\n\x00-\x1f]|\\[nrt'"\\])*'/"""
 
 
 def _count(least: int, most: int) -> str:
-    """How often something stands, from `least` to `most` times; -1: no upper bound."""
+    """The quantifier for `least` to `most` repetitions; -1: no upper bound."""
     return "*" if (least, most) == (0, -1) else f"{{{least},{'' if most < 0 else most}}}"
 
 

@@ -59,9 +59,9 @@ _INDEX = "/[0-9]{1,4}/"
 
 
 class Opened(NamedTuple):
-    """What the prompt has of the answer: reasoning that goes on, or nothing but what may stand
-    before calls. is_start: nothing at all. at_border: no content since the last delimiter.
-    is_header: the beginning of a message's header, where answers are messages.
+    """The beginning of the answer that the prompt contains: reasoning that goes on, or nothing but
+    what may stand before calls. is_start: nothing at all. at_border: no content since the last
+    delimiter. is_header: the beginning of a message's header, where answers are messages.
     """
 
     is_start: bool = True
@@ -411,7 +411,7 @@ class _Grammar:
     # Reasoning
 
     def _reasoning(self, reasoning: ReasoningFormat, opened: Opened) -> str:
-        """What may stand before the calls."""
+        """The grammar of the reasoning that may precede the calls."""
         begins = self._first_tokens(reasoning.begins)
         if not opened.is_reasoning and not (opened.is_start and begins):
             return ""

@@ -41,7 +41,7 @@ ScannedElement = Name | CallId | NamedCallId | CallIndex | CallElement
 
 
 class Branch(NamedTuple):
-    """What a literal leads to."""
+    """The branch that a literal leads to."""
 
     target: int  # node
     closes: bool = False  # it stands behind a call, which has ended with or before it
@@ -58,7 +58,7 @@ class Scan(NamedTuple):
 
 
 class Node(NamedTuple):
-    """What may come next."""
+    """A state of the graph, with the literals and scans that may follow."""
 
     texts: Literals[Branch]
     ids: Mapping[int, Branch]
@@ -67,7 +67,9 @@ class Node(NamedTuple):
 
 
 class First(NamedTuple):
-    """What may come next at a node, before it is known which literals are tokens."""
+    """The literals and scans that may follow a node, before it is known which literals are
+    tokens.
+    """
 
     literals: dict[Delimiter | LiteralText, Branch]
     scans: tuple[Scan, ...]
@@ -75,7 +77,7 @@ class First(NamedTuple):
 
 
 def is_call(element: Element) -> bool:
-    """Whether the element ends with the arguments of a call."""
+    """True if the element ends with the arguments of a call."""
     return isinstance(element, CallElement)
 
 

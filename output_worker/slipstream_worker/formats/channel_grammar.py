@@ -81,7 +81,7 @@ def channel_grammar(
 def _constrained(
     arguments: ArgumentGrammar, constrain: Delimiter, token_ids: Mapping[str, int]
 ) -> str:
-    """What may follow a message's channel: the form of its text."""
+    """The grammar of what may follow a message's channel: the form of its text."""
     if constrain.literal not in token_ids:
         return '" json"'
     return f'(" "? {arguments.literal(constrain)} "json" | " json")'

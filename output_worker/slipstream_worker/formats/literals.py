@@ -14,7 +14,9 @@ T = TypeVar("T")
 def split_literals(
     meanings: Mapping[Delimiter | LiteralText, T], token_ids: Mapping[str, int]
 ) -> tuple[dict[str, T], dict[int, T]]:
-    """What is read as text, and what is read as a token's id. `token_ids`: of the added tokens."""
+    """The meanings of literals that are read as text, and of those that are read as a token's id.
+    `token_ids`: of the added tokens.
+    """
     texts, ids = {}, {}
     for literal, meaning in meanings.items():
         is_token = isinstance(literal, Delimiter) and literal.literal in token_ids
@@ -50,7 +52,7 @@ class Literals(Generic[T]):
         return match.group() if match else ""
 
     def begins(self, text: str, pos: int) -> bool:
-        """Whether all that stands from `pos` on begins some literal and completes none."""
+        """True if the text from `pos` on begins some literal and completes none."""
         num_chars = len(text) - pos
         return num_chars < self._longest and any(
             len(literal) > num_chars and text.startswith(literal[:num_chars], pos)

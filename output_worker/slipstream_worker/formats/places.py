@@ -1,4 +1,6 @@
-"""What delimiters do at each place outside calls: the tables of a format and a vocabulary."""
+"""The actions of delimiters at each place outside calls: the tables of a format and a
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from slipstream_worker.formats.scanners.scanner import BLANKS
 
 
 class Move(IntEnum):
-    """What a delimiter outside calls does."""
+    """The effect of a delimiter outside calls."""
 
     DROP = 0
     BEGIN_REASONING = 1
@@ -44,7 +46,7 @@ class PlaceAction(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where in an answer plain text stands.
+    """The place of plain text in an answer.
 
     at_border: nothing but blanks since the beginning, or since the last delimiter. failed_at: the
     node behind the arguments of a call that failed and was not closed yet; 0: none.
@@ -57,7 +59,7 @@ class Place(NamedTuple):
 
 
 class Triggers(NamedTuple):
-    """What is more than plain text at one place."""
+    """The texts and ids that are more than plain text at one place."""
 
     texts: Literals[PlaceAction]
     ids: Mapping[int, PlaceAction]
@@ -158,7 +160,7 @@ class FormatTables:
 
 
 def channel_calls(channels: ChannelFormat) -> CallFormat:
-    """What stands behind the header of a message to a function."""
+    """The format of the call behind the header of a message to a function."""
     ends = Alternative(tuple((end,) for end in channels.ends))
     return CallFormat("", (CallSection((JsonObject(may_be_empty=True), ends)),))
 

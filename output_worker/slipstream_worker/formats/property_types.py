@@ -18,13 +18,15 @@ _MAX_WITHIN_CHARS = 2**14  # of the names in `ToolTypes` of one function's neste
 
 
 class Looks:
-    """How often schemas may still be looked at, for all functions of a request together."""
+    """A bound on the number of schemas that are looked at, for all functions of a request
+    together.
+    """
 
     def __init__(self, num: int = _MAX_LOOKS) -> None:
         self.num_left = num
 
     def take(self) -> bool:
-        """Whether one more schema may be looked at."""
+        """Count one more schema; return True if it may be looked at."""
         self.num_left -= 1
         return self.num_left >= 0
 
@@ -103,7 +105,7 @@ class _Schemas:
 
     @property
     def has_looks(self) -> bool:
-        """Whether further schemas may be looked at."""
+        """True if further schemas may be looked at."""
         return self._looks.num_left > 0
 
     def types(self, schema: object, depth: int = 0) -> frozenset[str] | None:

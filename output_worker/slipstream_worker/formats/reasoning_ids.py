@@ -27,7 +27,7 @@ _MAX_IDS, _MAX_WAYS = 16, 16  # of one literal; a word of five letters has 16 wa
 
 
 class Spellings(NamedTuple):
-    """How a vocabulary writes a format's literals. token_ids: of those that are one token.
+    """The spellings of a format's literals in a vocabulary. token_ids: of those that are one token.
     sequences: the ids of others that begin and end with a token, in each way that counts; first as
     the tokenizer writes them.
     """
@@ -36,20 +36,22 @@ class Spellings(NamedTuple):
     sequences: Mapping[str, tuple[tuple[int, ...], ...]] = MappingProxyType({})
 
     def ids(self, delimiters: Iterable[Delimiter | None]) -> tuple[int, ...]:
-        """Those that are one token."""
+        """The ids of the delimiters that are one token."""
         found = (self.token_ids.get(each.literal) for each in delimiters if each is not None)
         return tuple(dict.fromkeys(each for each in found if each is not None))
 
     def longer(
         self, delimiters: Iterable[Delimiter | None], *, first: bool = False
     ) -> tuple[tuple[int, ...], ...]:
-        """Those that are several. first: only the first way of each."""
+        """The id sequences of the delimiters that are several tokens. first: only the first way of
+        each.
+        """
         found = (self.sequences.get(each.literal, ()) for each in delimiters if each is not None)
         every = (each for ways in found for each in (ways[:1] if first else ways))
         return tuple(dict.fromkeys(every))
 
     def has(self, delimiter: Delimiter | None) -> bool:
-        """Whether it can be followed."""
+        """True if the delimiter can be followed."""
         literal = None if delimiter is None else delimiter.literal
         return literal in self.token_ids or literal in self.sequences
 
@@ -118,8 +120,8 @@ def channel_headers(channels: ChannelFormat | None) -> list[str]:
 def _channel_ids(
     channels: ChannelFormat, spellings: Spellings, is_open: bool
 ) -> ReasoningIds | None:
-    """Of messages in channels: reasoning begins with its channel's name, right behind the token
-    that stands before names, and the token that begins a message's text.
+    """The ids for messages in channels: reasoning begins with its channel's name, right behind the
+    token that stands before names, and the token that begins a message's text.
     """
     headers = [spellings.sequences.get(each, ()) for each in channel_headers(channels)]
     names = [way[1:-1] for ways in headers for way in ways]
@@ -189,7 +191,9 @@ def _ways(
     token_ids: Mapping[str, int],
     id_of: Callable[[str], int | None],
 ) -> list[tuple[int, ...]]:
-    """Those with few tokens first. The text between tokens may be any tokens that make it."""
+    """The id sequences that spell `literal`, shortest first. The text between tokens may be any
+    tokens that make it.
+    """
     size = len(literal)
     ways: list[list[tuple[int, ...]]] = [[] for _ in range(size + 1)]
     ways[size] = [()]

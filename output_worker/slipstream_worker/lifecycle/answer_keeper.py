@@ -76,7 +76,7 @@ class AnswerKeeper:
 
     @property
     def max_answer_bytes(self) -> int:
-        """What an answer may take: see `ModelCard`."""
+        """The size limit of an answer: see `ModelCard`."""
         return self._answers.max_answer_bytes
 
     @property
@@ -86,15 +86,15 @@ class AnswerKeeper:
 
     @property
     def num_bytes(self) -> int:
-        """What they take."""
+        """The size of the kept answers."""
         return self._answers.num_bytes
 
     def has(self, stream_id: bytes) -> bool:
-        """Whether this answer is kept."""
+        """True if this answer is kept."""
         return stream_id in self._answers
 
     def is_of_another(self, stream_id: bytes, scope: bytes) -> bool:
-        """Whether an answer is kept under this id for another scope."""
+        """True if an answer is kept under this id for another scope."""
         return self._answers.is_of_another(stream_id, scope)
 
     # ---- streams ---------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class AnswerKeeper:
 
     @property
     def has_work(self) -> bool:
-        """Whether `flush` has anything to do."""
+        """True if `flush` has anything to do."""
         return bool(self._ended) or self._answers.has_unsent
 
     def flush(self) -> None:
@@ -191,7 +191,9 @@ class AnswerKeeper:
     def recall(
         self, stream_id: bytes, scope: bytes, stream: WorkerStream | None
     ) -> KeptAnswer | None:
-        """What is kept under this id and scope. stream: the stream of this id, if there is one."""
+        """The answer kept under this id and scope. stream: the stream of this id, if there is
+        one.
+        """
         keep = None if stream is None else self._owed.get(stream)
         if stream is not None and keep is not None:
             if keep.scope != scope:

@@ -196,7 +196,7 @@ class ClientMessages:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether `flush` has anything to do."""
+        """True if `flush` has anything to do."""
         return len(self._recalls) > 0
 
     def flush(self) -> None:
@@ -415,7 +415,7 @@ class ClientMessages:
 
 
 def _is_first(submit: Submit) -> bool:
-    """Whether its sender has received nothing of the stream."""
+    """True if the sender of `submit` has received nothing of the stream."""
     return submit.moves == 0 and not submit.was_accepted
 
 
@@ -431,7 +431,7 @@ def _read(submit: Submit) -> Submission | Fault:
 
 
 def _render_of(submit: Submit, submission: Submission, card: ModelCard) -> Render | None:
-    """What the tokenizer process has to do for it; None if nothing."""
+    """The request to the tokenizer process for a submission; None if nothing has to be done."""
     bad_words = submission.bad_words
     if submit.token_ids and not bad_words:
         return None
@@ -452,7 +452,7 @@ def _is_its_reader(stream: WorkerStream, client: bytes, handle: int) -> bool:
 
 
 def _is_same(known: WorkerStream, submit: Submit, fingerprint: bytes) -> bool:
-    """Whether the stream belongs to this request, and its scope allows the sender."""
+    """True if the stream belongs to this request, and its scope allows the sender."""
     return known.fingerprint == fingerprint and known.is_open_to(submit.scope)
 
 

@@ -256,7 +256,7 @@ class CoreMessages:
 
     @property
     def _have_both_died(self) -> bool:
-        """Whether the worker before this one died before it could tell this core of its streams, as
+        """True if the worker before this one died before it could tell this core of its streams, as
         it would have after the death of the core before.
         """
         if not (self._predecessor_ended_s and self._core_ended_s):

@@ -282,7 +282,7 @@ class StreamLifecycle:
         self._lost_until = self._retention.now + _RETURN_S
 
     def is_undecided(self, stream_id: bytes) -> bool:
-        """Whether what can be said of this stream is outdated soon: the core has yet to send what
+        """True if an answer about this stream would soon be outdated: the core has yet to send what
         is kept, its client to submit it again, or its end waits for its prompt.
         """
         if not self.keeper.is_complete:
@@ -294,8 +294,8 @@ class StreamLifecycle:
         return owes_end and stream.keep is not None
 
     def recall(self, stream_id: bytes, scope: bytes, *, forget: bool) -> KeptAnswer | None:
-        """What is kept under this id and scope. forget: leave nothing of it, neither the answer nor
-        the stream, which is aborted if it still runs.
+        """The answer kept under this id and scope. forget: leave nothing of it, neither the answer
+        nor the stream, which is aborted if it still runs.
         """
         stream = self._streams.get(stream_id)
         answer = self.keeper.recall(stream_id, scope, stream)
@@ -311,7 +311,7 @@ class StreamLifecycle:
         return answer
 
     def _is_left_of(self, stream: WorkerStream, scope: bytes) -> bool:
-        """Whether this is all that is left here of an answer of this scope."""
+        """True if this is all that is left here of an answer of this scope."""
         is_kept = stream.keep is not None or self.keeper.has(stream.stream_id)
         return not is_kept and stream.scope == scope
 

@@ -124,19 +124,19 @@ class AnswerOutput(StreamOutput):
 
     @property
     def kind(self) -> int:
-        """Of a settled output: what a harmless text is, see `Deltas.kinds`."""
+        """The kind of a harmless text, for a settled output; see `Deltas.kinds`."""
         return self._reader.kind
 
     @property
     def mode(self) -> tuple[bool, Hashable]:
-        """Of a settled output: with equal formats, views and stop strings, equal modes have equal
-        answers of `is_harmless`.
+        """The mode of a settled output: with equal formats, views and stop strings, equal modes
+        have equal answers of `is_harmless`.
         """
         return self.is_stopped_here, self._reader.mode
 
     @property
     def hazard_chars(self) -> frozenset[str]:
-        """Of a settled output: text without any of these is harmless."""
+        """The characters without which text is harmless to a settled output."""
         hazards = self._reader.hazard_chars
         assert self._stops is not None
         return hazards | self._stops.first_chars if self.is_stopped_here else hazards
@@ -159,7 +159,7 @@ class AnswerOutput(StreamOutput):
 
     @property
     def is_stopped_here(self) -> bool:
-        """Of a settled output: whether stop strings see the text of its state."""
+        """True if stop strings apply to the text of a settled output's state."""
         return self._scope == "all" or self._reader.kind == EventKind.CONTENT
 
     def _skip_to(self, num_tokens: int) -> None:
@@ -169,7 +169,7 @@ class AnswerOutput(StreamOutput):
         self._note_active()
 
     def _note_active(self) -> None:
-        """What is fed after the first `min_tokens` tokens counts for stop strings."""
+        """Note where stop strings begin to apply: behind the first `min_tokens` tokens."""
         if self._active_from is None and self.num_tokens >= self._min_tokens:
             self._active_from = self._reader.num_fed
 

@@ -67,7 +67,7 @@ class RepetitionDetector:
         self.end_at: int | None = None
 
     def ends_with(self, num_tokens: int, token_id: int) -> bool:
-        """Whether the stream ends with this token, the `num_tokens`-th. The one before it has been
+        """True if the stream ends with this token, the `num_tokens`-th. The one before it has been
         seen.
         """
         if num_tokens > self._num_tokens and self.end_at is None:
@@ -75,7 +75,7 @@ class RepetitionDetector:
         return self.end_at == num_tokens
 
     def ends_within(self, token_ids: Sequence[int]) -> bool:
-        """Whether the stream ends within these tokens, which follow those seen."""
+        """True if the stream ends within these tokens, which follow those seen."""
         for token_id in token_ids:
             if self.end_at is None:
                 self._see(token_id)

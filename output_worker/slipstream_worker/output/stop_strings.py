@@ -41,7 +41,7 @@ class StopStrings:
         return stops
 
     def is_harmless(self, text: str) -> bool:
-        """Whether `text`, with nothing held before it, completes no stop string and is emitted
+        """True if `text`, with nothing held before it, completes no stop string and is emitted
         whole.
         """
         _, held, stop = self.feed("", text)

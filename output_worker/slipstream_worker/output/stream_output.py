@@ -32,7 +32,7 @@ from slipstream_worker.output.stop_strings import StopStrings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopCriteria:
-    """What ends a stream besides its stop strings.
+    """The conditions that end a stream, besides its stop strings.
 
     stop_ids: all ids that end it; eos_ids: those among them that the request did not name itself.
     min_tokens: up to this number neither they nor stop strings count. include_stop: the text of the
@@ -113,13 +113,13 @@ class StreamOutput:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is held back and the next whole token's text is its own."""
+        """True if nothing is held back and the next whole token's text is its own."""
         if self._held or self._num_unread or self._ends:
             return False
         return self._detokenizer is None or self._detokenizer.is_settled
 
     def is_harmless(self, text: str) -> bool:
-        """Whether a whole token with this text leaves a settled output settled and running."""
+        """True if a whole token with this text leaves a settled output settled and running."""
         return self._stops is None or self._stops.is_harmless(text)
 
     def resume_at(self, cursor: TextCursor) -> None:

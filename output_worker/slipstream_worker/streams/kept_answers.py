@@ -45,7 +45,7 @@ class KeptAnswers:
 
     @property
     def num_bytes(self) -> int:
-        """What they take."""
+        """The size of the kept answers."""
         return self._num_bytes
 
     @property
@@ -81,7 +81,7 @@ class KeptAnswers:
         return answer
 
     def is_of_another(self, stream_id: bytes, scope: bytes) -> bool:
-        """Whether the answer with this id is another scope's."""
+        """True if the answer with this id is another scope's."""
         return self._scopes.get(stream_id, scope) != scope
 
     def remove(self, stream_id: bytes) -> bool:
@@ -110,7 +110,7 @@ class KeptAnswers:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether the core is to be sent any."""
+        """True if there are answers to send to the core."""
         return bool(self._unsent)
 
     def mark_unsent(self, stream_ids: tuple[bytes, ...]) -> None:

@@ -1,4 +1,4 @@
-"""How long streams are kept without a reader, and which ids have been forgotten.
+"""The retention of streams without a reader, and of the ids of forgotten ones.
 
 - A stream is given up at its latest `expires_at`; `inf` means never. One that has not ended by then
   has to be aborted by the caller.
@@ -148,8 +148,8 @@ class Retention:
         return _FORGOTTEN if is_gone or stream_id + scope in self._deleted else None
 
     def has_been(self, stream_id: bytes, scope: bytes = b"") -> bool:
-        """Whether a stream of this id and scope is over and forgotten. Of the ids that an earlier
-        worker has forgotten the scope is unknown: only messages without one are told.
+        """True if a stream of this id and scope is over and forgotten. The scope is unknown for ids
+        that an earlier worker has forgotten: only messages without a scope are told.
         """
         if scope or stream_id in self._scoped:
             return bool(scope) and stream_id + scope in self._scoped

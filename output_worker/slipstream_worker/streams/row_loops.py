@@ -32,7 +32,7 @@ Entries = tuple[bytes, bytes, bytes, list[str], bytes, bytes, bytes]
 
 
 class RowLoops(Protocol):
-    """What is done for each row of a step or a message."""
+    """Loops over the rows of a step or a message."""
 
     def append(self, rows: Buffer, counts: Buffer | None, token_ids: Buffer) -> list[int]:
         """Count `counts[i]` (i64; None: one) new tokens of each row. Returns the indices of the

@@ -38,7 +38,7 @@ class Stage(Enum):
 
 
 class ResumePoint(NamedTuple):
-    """Where a reader's copy of a stream ends. digest, checksum: of the copy's tokens, if known."""
+    """The end of a reader's copy of a stream. digest, checksum: of the copy's tokens, if known."""
 
     num_chars: int
     num_tokens: int
@@ -64,11 +64,11 @@ class Reader:
 
     @property
     def is_listening(self) -> bool:
-        """Whether it has asked for the stream since it attached."""
+        """True if the reader has asked for the stream since it attached."""
         return not self.is_waiting or self.awaited is not None
 
     def is_called(self, client: bytes, handle: int) -> bool:
-        """Whether it is this client, under this handle."""
+        """True if the reader is this client, under this handle."""
         return (self.client, self.handle) == (client, handle)
 
 
@@ -114,13 +114,13 @@ class WorkerStream:
 
     @property
     def keep(self) -> KeepOptions | None:
-        """How its answer is to be kept; None: it is not, or it has been made."""
+        """The options for keeping the stream's answer; None: it is not kept, or has been made."""
         request = self.registration or self.submit
         return None if request is None else request.keep
 
     @property
     def moves(self) -> int:
-        """How often it has changed its replica."""
+        """The number of times that the stream has changed its replica."""
         request = self.registration or self.submit
         return 0 if request is None else request.moves
 
@@ -131,12 +131,12 @@ class WorkerStream:
         return b"" if request is None else request.scope
 
     def is_open_to(self, scope: bytes) -> bool:
-        """Whether messages with this scope may read and end it."""
+        """True if messages with this scope may read and end it."""
         return not self.is_deleted and self.scope in (b"", scope)
 
     @property
     def needs_reader(self) -> bool:
-        """Whether it is given up when nothing reads it."""
+        """True if the stream is given up when nothing reads it."""
         keep = self.keep
         return self.stage is Stage.ENDED or keep is None or not keep.is_background
 

@@ -102,12 +102,12 @@ class StreamColumns(RowTable):
 
     @property
     def has_detectors(self) -> bool:
-        """Whether a repetition may end any row's stream."""
+        """True if a repetition may end any row's stream."""
         return self._num_with_detectors > 0
 
     @property
     def has_events(self) -> bool:
-        """Whether any row is read as events."""
+        """True if any row is read as events."""
         return bool(self._modes)
 
     # ---- a row's life -------------------------------------------------------------------
@@ -351,7 +351,7 @@ class StreamColumns(RowTable):
         ]
 
     def _repeats(self, worker_row: int, token_ids: Sequence[int]) -> bool:
-        """Whether a repetition ends this fast row's stream within these new tokens."""
+        """True if a repetition ends this fast row's stream within these new tokens."""
         stream = self.streams[worker_row]
         assert stream is not None
         assert stream.output is not None
@@ -359,7 +359,7 @@ class StreamColumns(RowTable):
         return detector is not None and detector.ends_within(token_ids)
 
     def is_plain_for(self, fast: TextColumns, worker_row: int, token_id: int) -> bool:
-        """Whether the token is whole, ends no stream, and begins no stop string of this row."""
+        """True if the token is whole, ends no stream, and begins no stop string of this row."""
         if token_id > fast.vocab_size:
             token_id = fast.vocab_size
         at = token_id + self._firsts.item(worker_row)
@@ -399,7 +399,7 @@ class StreamColumns(RowTable):
 
 
 def is_settled(stream: WorkerStream, output: StreamOutput) -> bool:
-    """Whether a stream's output is settled; False if its detokeniser raises, as the next token
+    """True if a stream's output is settled; False if its detokeniser raises, as the next token
     will.
     """
     try:

@@ -79,7 +79,7 @@ class StreamTrace:
 
 
 def trace_of(submit: Submit, now: float) -> RequestTrace:
-    """What is traced of a submission that arrives now.
+    """The trace of a submission that arrives now.
 
     Without a valid context the trace's id follows from the stream's id, so that a stream that is
     submitted again stays in its trace.

@@ -83,7 +83,7 @@ class JsonScanner:
         self._stack = int.from_bytes(saved[1])
 
     def break_off(self) -> str:
-        """What is held, if the text may end behind it as the beginning of a JSON text."""
+        """Return the held text if the input may end behind it as the beginning of a JSON text."""
         pattern = _SCALAR_BEGINS if self._phase == _SCALAR_PHASE else _ESCAPE_BEGINS
         text = self._held if pattern.fullmatch(self._held) else ""
         self._held = ""
@@ -224,7 +224,7 @@ def without_halves(text: str) -> str:
 
 
 def _end(pattern: re.Pattern[str], text: str, pos: int) -> int:
-    """Where the run that begins at `pos` ends; the pattern matches the empty run, too."""
+    """The end of the run that begins at `pos`; the pattern matches the empty run, too."""
     match = pattern.match(text, pos)
     assert match is not None
     return match.end()

@@ -61,7 +61,7 @@ _IN_QUOTES: Final = {quote: re.compile(rf"[{quote}\\]") for quote in "'\""}
 
 
 class ArgumentState(IntEnum):
-    """What the next character is part of."""
+    """The element that the next character belongs to."""
 
     KEY = 1  # a key, or the end of its object
     BARE_KEY = 2
@@ -146,7 +146,7 @@ class KeywordArgumentsScanner(TypedScanner):
         return self.take()
 
     def _beginning(self, token: str) -> str:
-        """What JSON has of a word or a number that breaks off; empty if it is neither."""
+        """The JSON form of a word or a number that breaks off; empty if it is neither."""
         for word, value in _WORDS.items():
             if word.startswith(token):
                 return value[: len(token)]
@@ -194,7 +194,7 @@ class KeywordArgumentsScanner(TypedScanner):
         return False
 
     def _is_in_string(self) -> bool:
-        """Whether what follows next is text of a string, if it is no quote and no bracket."""
+        """True if the next character is text of a string, unless it is a quote or a bracket."""
         if self.phase == ArgumentState.OPENING and len(self._quote) == 1:
             self._open_string(self._quote, 0)
         return self.phase in (ArgumentState.STRING, ArgumentState.ESCAPE, ArgumentState.CLOSING)
@@ -275,11 +275,11 @@ class KeywordArgumentsScanner(TypedScanner):
 
     @property
     def _may_be_string(self) -> bool:
-        """Whether quotes open a string here: not in place of the name of a Python argument."""
+        """True if quotes open a string here: not in place of the name of a Python argument."""
         return self.phase == ArgumentState.VALUE or len(self._stack) > 1
 
     def _comma(self, at: int) -> None:
-        """What stands before an item: a comma, or the bracket that opens it all."""
+        """Emit what precedes an item: a comma, or the bracket that opens the object."""
         if self._is_first:
             self._emit("{", at)
             self._is_first = False

@@ -45,7 +45,7 @@ _MIXED_TEXT: Final = "$text"  # the name that text beside elements gets
 
 
 class _ElementPhase(IntEnum):
-    """What the next character is part of."""
+    """The element that the next character belongs to."""
 
     GAP = 1  # between the arguments
     TAG = 2  # the name of an argument, or what ends them
@@ -156,7 +156,7 @@ class NestedElementsScanner(TypedScanner):
         return at
 
     def _tag(self, text: str, at: int) -> int:
-        """What stands between `<` and `>`."""
+        """Read a tag from behind its `<` up to its `>`; return the position behind it."""
         bound = at + MAX_NAME_CHARS + 2 - len(self._held)  # with a slash and `>`
         found = text.find(">", at, bound)
         if found < 0:
@@ -251,7 +251,7 @@ class NestedElementsScanner(TypedScanner):
             self._phase = _ElementPhase.STRING
 
     def _may_be_value(self, text: str) -> bool:
-        """Whether an argument of which `text` came last may be anything but a string."""
+        """True if an argument of which `text` came last may be anything but a string."""
         if not self._first_char:
             self._first_char = text.lstrip(BLANKS)[:1]
         if self._first_char in _CONTAINERS or self._may_nest:
@@ -288,7 +288,7 @@ class NestedElementsScanner(TypedScanner):
         return f"{{{', '.join(map(_member, found, found.values()))}}}"
 
     def _unfinished(self, depth: int) -> str:
-        """What is read of an open element and of those within it: the beginning of a JSON value."""
+        """The beginning of a JSON value, for an open element and those within it."""
         element = self._open[depth]
         is_innermost = depth == len(self._open) - 1
         if is_innermost and not element.members:

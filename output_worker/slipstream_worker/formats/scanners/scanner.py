@@ -1,4 +1,4 @@
-"""What a scanner is, and those of single words: a name, an id.
+"""The interface of scanners, and the scanners of single words: a name, an id.
 
 A scanner reads one element of a call and is fed text in pieces of any size. What it gives does not
 depend on how the text was divided.
@@ -22,7 +22,7 @@ _BLANKS = re.compile(f"[{BLANKS}]*")
 
 
 class ScanStatus(IntEnum):
-    """What a scanner says of the text that it was just fed."""
+    """A scanner's verdict on the text that it was just fed."""
 
     MORE = 0  # all of it was taken; more is expected
     BEGIN = 1  # the call has begun: its name is complete, and it is certain that there is one
@@ -31,9 +31,9 @@ class ScanStatus(IntEnum):
 
 
 class ScanContext(NamedTuple):
-    """What a scanner may know of its call and its format. name: what was read of it before; empty:
-    nothing. tokens: the delimiters that come by `feed_delimiter`. unquotable: those that
-    cannot be words within an argument.
+    """The context of a scanner: its call and its format. name: what was read of it before; empty:
+    nothing. tokens: the delimiters that come by `feed_delimiter`. unquotable: those that cannot be
+    words within an argument.
     """
 
     name: str
@@ -141,7 +141,7 @@ class WordScanner:
 
 
 def skip_blanks(text: str, pos: int) -> int:
-    """Where the blanks end that stand at `pos`."""
+    """The position behind the blanks at `pos`."""
     match = _BLANKS.match(text, pos)
     assert match is not None
     return match.end()

@@ -41,7 +41,7 @@ _STRING_ALONE: Final = ("string",)
 
 
 class TagPhase(IntEnum):
-    """What the next character is part of."""
+    """The element that the next character belongs to."""
 
     GAP = 1  # between parameters
     KEY = 2
@@ -170,8 +170,9 @@ class TaggedParametersScanner(TypedScanner):
         return True
 
     def _is_closed_by_end(self) -> bool:
-        """Whether the last value, with no tag of its own behind it, is followed by the end of the
-        arguments; then they have ended. Of a string this is not known: it was given already.
+        """End the arguments if the last value, with no tag of its own behind it, is followed by
+        their end; return True if they ended. For a string this is not known: it was emitted
+        already.
         """
         raw = ("".join(self._parts) + self._held).rstrip(BLANKS)
         if not raw.endswith(self._end):
@@ -300,7 +301,9 @@ class TaggedParametersScanner(TypedScanner):
         return run.behind
 
     def _tail_begins(self, text: str) -> int:
-        """Where in the text of a value that may go on the tag that ends the arguments begins."""
+        """The position, in the text of a value that may go on, of the tag that ends the arguments;
+        the end of the text if there is none.
+        """
         begin = text.rfind("<")
         if begin < 0 or len(text) - begin > _MAX_TAIL_CHARS:
             return len(text)
@@ -311,7 +314,7 @@ class TaggedParametersScanner(TypedScanner):
 
     @property
     def _has_end_tag(self) -> bool:
-        """Whether all that is held is the tag that ends the arguments, and blanks."""
+        """True if all that is held is the tag that ends the arguments, and blanks."""
         return (self._tail + self._held).strip(BLANKS) == self._end
 
     def _up_to_newline(self, text: str, at: int) -> Run:

@@ -1,5 +1,5 @@
-"""What the scanners of arguments that are not written as JSON have in common: they give pieces of
-JSON, each with the place in the text behind which it is decided.
+"""The base of scanners of arguments that are not written as JSON: they return pieces of JSON, each
+with the place in the text behind which it is decided.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TypedScanner(ABC):
         return True, self._status
 
     def _is_word(self, literal: str) -> bool:
-        """Whether a delimiter that is no part of this element may stand in its strings as text."""
+        """True if a delimiter that is no part of this element may stand in its strings as text."""
         return literal not in self._unquotable
 
     def take(self) -> str:
@@ -112,7 +112,7 @@ class TypedScanner(ABC):
         self._decided_at = at
 
     def _drop(self, at: int) -> None:
-        """What was taken before `at` is decided: blanks, which belong to the format."""
+        """Count the text before `at` as decided: blanks, which belong to the format."""
         if self._has_begun:
             self._decided_at = at
 
@@ -136,8 +136,8 @@ def escape_json(text: str) -> str:
 
 
 class Run(NamedTuple):
-    """What `read_until` gives: text that is decided, what is held behind it, and where in the text
-    all that ends. is_end: the literal stood behind `text`.
+    """The result of `read_until`: decided text, the text held behind it, and the position behind
+    both. is_end: the literal stood behind `text`.
     """
 
     text: str
@@ -174,7 +174,7 @@ def read_until(literal: str, held: str, text: str, at: int, drops_newline: bool 
 
 
 def _held_from(text: str, at: int, literal: str, drops_newline: bool) -> int:
-    """Where the longest suffix of `text` begins that is a proper prefix of `literal`."""
+    """The start of the longest suffix of `text` that is a proper prefix of `literal`."""
     start = text.find(literal[0], max(at, len(text) - len(literal) + 1))
     while start >= 0 and not literal.startswith(text[start:]):
         start = text.find(literal[0], start + 1)
