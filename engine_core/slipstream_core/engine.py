@@ -177,7 +177,7 @@ class Engine:
         return True
 
     def _is_done(self) -> bool:
-        """Whether the oldest step is done, or will be before the poller could wake the loop."""
+        """True if the oldest step is done, or will be before the poller could wake the loop."""
         done_at = self._runner.done_at()
         if done_at is not None:
             return done_at - time.monotonic() < _POLL_RESOLUTION_S
@@ -295,7 +295,7 @@ class Engine:
 
 
 def _is_alike(gauge: Gauge, before: Gauge | None) -> bool:
-    """Whether two gauges have the same numbers of requests, tokens and blocks."""
+    """True if two gauges have the same numbers of requests, tokens and blocks."""
     return before is not None and (
         gauge.running == before.running
         and gauge.waiting == before.waiting

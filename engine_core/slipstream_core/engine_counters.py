@@ -56,7 +56,7 @@ class EngineCounters:
 
     @property
     def awaits_first_tokens(self) -> bool:
-        """Whether a request that has been in a step has no token yet."""
+        """True if a request that has been in a step has no token yet."""
         return bool(self._tokenless)
 
     def tokens_came(self, rows: Iterable[int], now: float) -> None:

@@ -22,7 +22,7 @@ class RanksMissingError(ModelLoadError):
 
 
 def load_status(model: str, error: ValueError | MemoryError) -> Status:
-    """What a process reports that could not load its model or serve it with its settings."""
+    """The status of a process that could not load its model or serve it with its settings."""
     if isinstance(error, MemoryError):
         return Status(error=f"{model} does not fit into memory: {error}")
     if isinstance(error, NoRoomError | RanksMissingError):

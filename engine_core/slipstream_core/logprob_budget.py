@@ -26,7 +26,7 @@ _WIDE_STEP_BYTES = 2**18
 
 
 class LogprobBudget:
-    """How much of the memory is reserved, and by which rows."""
+    """The memory reserved for log-probabilities, in bytes by row."""
 
     def __init__(self, num_bytes: int = sys.maxsize) -> None:
         self._max_bytes = num_bytes
@@ -38,7 +38,7 @@ class LogprobBudget:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether only exceeding the bound helps: every row that may grow waits, and no overdraft
+        """True if only exceeding the bound helps: every row that may grow waits, and no overdraft
         is about to be freed.
         """
         if len(self.waiting) < len(self._reserved) - len(self._ended):
@@ -73,7 +73,7 @@ class LogprobBudget:
         return True
 
     def holds(self, row: int) -> bool:
-        """Whether anything is reserved for a row."""
+        """True if anything is reserved for a row."""
         return row in self._reserved
 
     def shrink(self, row: int, num_bytes: int) -> None:

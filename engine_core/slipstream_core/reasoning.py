@@ -1,4 +1,4 @@
-"""Where a stream is in its reasoning and its calls, which decides what its next token may be.
+"""A stream's place within its reasoning and its calls, which decides what its next token may be.
 
 - The state is a function of the outputs and of the registration, so a successor of the core agrees.
 - Free reasoning needs no mask. A mask is needed where the budget is spent, and where the stream's
@@ -27,7 +27,7 @@ NEVER = 2**62  # an index that no output has
 
 
 class Allowed(IntEnum):
-    """What the next token may be."""
+    """The tokens that are allowed next."""
 
     ANY = 0
     END = 1  # the id that ends reasoning, or goes on with its end
@@ -104,22 +104,22 @@ class ReasoningState:
 
     @property
     def is_final(self) -> bool:
-        """Whether no output can change the state any more."""
+        """True if no output can change the state any more."""
         return self._state.is_grammar
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether reasoning is open."""
+        """True if reasoning is open."""
         return self._state.is_reasoning
 
     @property
     def watches_all(self) -> bool:
-        """Whether the next output has to be looked at, whatever it is."""
+        """True if the next output has to be looked at, whatever it is."""
         return self._state.watches_all
 
     @property
     def masks_ids(self) -> bool:
-        """Whether ids must not be sampled: those that end the answer in reasoning that a grammar
+        """True if ids must not be sampled: those that end the answer in reasoning that a grammar
         follows, those that begin calls where there has been the one.
         """
         if self._calls is not None:
@@ -143,7 +143,7 @@ class ReasoningState:
 
     @property
     def num_held(self) -> int:
-        """How many of the last outputs are the grammar's unless reasoning begins with them."""
+        """The number of last outputs that are the grammar's unless reasoning begins with them."""
         return self._state.num_held if self._state.place is IdPlace.START else 0
 
     @property
@@ -176,7 +176,7 @@ class ReasoningState:
         return self._changed_at if self._excludes else NEVER
 
     def allowed_at(self, index: int) -> Allowed:
-        """What output `index` may be; all outputs before it have been taken."""
+        """The tokens that are allowed as output `index`; all outputs before it have been taken."""
         match self._state.place:
             case IdPlace.GRAMMAR:
                 return Allowed.GRAMMAR
@@ -277,7 +277,7 @@ _GRAMMAR_PLACES: Mapping[ReasoningPlace, IdPlace] = {
 
 
 def has_triggers(admit: Admit) -> bool:
-    """Whether a registration's grammar is of calls alone."""
+    """True if a registration's grammar is of calls alone."""
     return admit.reasoning is not None and admit.reasoning.has_triggers
 
 

@@ -22,7 +22,7 @@ _MAX_BLANKS = 8  # before reasoning, at the start of an answer in a grammar
 
 
 class IdPlace(IntEnum):
-    """Where the next id stands."""
+    """The place of the next id."""
 
     START = 0  # of an answer in a grammar, which begins here or behind reasoning
     BORDER = 1
@@ -33,7 +33,7 @@ class IdPlace(IntEnum):
 
 
 class DelimiterState:
-    """What is known behind some ids.
+    """The state behind some ids.
 
     recent: the last of them, as many as may be the beginning of a delimiter. num_held: how many of
     these are held. moves: by id, those that were asked for. is_reasoning, is_call, is_grammar: of
@@ -64,8 +64,8 @@ class DelimiterState:
 
 
 class DelimiterMove(NamedTuple):
-    """What an id does. num: ids of the delimiter that it completes. trigger: that delimiter, if it
-    begins a call in the grammar. is_within: that delimiter ends reasoning without being its end.
+    """The effect of an id. num: ids of the delimiter that it completes. trigger: that delimiter, if
+    it begins a call in the grammar. is_within: that delimiter ends reasoning without being its end.
     """
 
     to: DelimiterState
@@ -101,7 +101,7 @@ class DelimiterAutomaton:
         return self._states.get(key) or self._states.setdefault(key, DelimiterState(*key))
 
     def move(self, state: DelimiterState, token_id: int) -> DelimiterMove:
-        """What an id does in a state that is neither in a call nor in the grammar."""
+        """The effect of an id in a state that is neither in a call nor in the grammar."""
         if token_id not in self.known_ids:
             token_id = OTHER
         found = state.moves.get(token_id)
@@ -201,7 +201,7 @@ def _all_of(ids: Ids, sequences: Iterable[Ids]) -> tuple[Ids, ...]:
 
 
 def _prefixes(sequences: Iterable[Ids]) -> frozenset[Ids]:
-    """What sequences begin with, without the empty one and the whole."""
+    """The proper prefixes of sequences, without the empty one."""
     return frozenset(each[:num] for each in sequences for num in range(1, len(each)))
 
 
@@ -211,5 +211,5 @@ def _suffixes(ids: Ids) -> list[Ids]:
 
 
 def _longest(tail: Ids, found: Collection[Ids]) -> int:
-    """How many ids at the end of `tail` are one of these; 0: none."""
+    """The number of ids at the end of `tail` that are one of these; 0: none."""
     return next((len(each) for each in _suffixes(tail) if each in found), 0)

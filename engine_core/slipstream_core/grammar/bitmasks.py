@@ -91,7 +91,7 @@ class GrammarBitmasks:
         self._rows.pop(row, None)
 
     def masks(self, rows: Int64s) -> tuple[Int32s, list[tuple[int, Fault]]]:
-        """What each of `rows` [G] may sample next, int32 [G, ceil(vocab / 32)].
+        """The masks of what each of `rows` [G] may sample next, int32 [G, ceil(vocab / 32)].
 
         Also returns the rows that cannot go on, with the fault that ends each. These, and NO_ROW,
         whose token will be dropped, may sample anything.

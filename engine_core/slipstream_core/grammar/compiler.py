@@ -213,7 +213,7 @@ class GrammarCompiler:
             return GrammarError(f"{_FIELD}.{kind_of(outputs)}: {error}")
 
     def _fits_alone(self, outputs: StructuredOutputs) -> bool:
-        """Whether it compiles without the frame that it was to stand in."""
+        """True if the outputs compile without the frame that surrounds them."""
         assert self._trial is not None
         try:
             self._trial.ask(outputs)

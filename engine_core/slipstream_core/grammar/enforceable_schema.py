@@ -206,7 +206,7 @@ class _Cleaner:
             schema.pop("uniqueItems", None)
 
     def _unevaluated(self, schema: Schema) -> None:
-        """What is unevaluated is what is additional, where nothing else evaluates anything."""
+        """Replace unevaluated parts by additional ones, where nothing else evaluates anything."""
         is_plain = not any(word in schema for word in _APPLICATORS)
         if "unevaluatedProperties" in schema:
             if "additionalProperties" in schema:
@@ -360,8 +360,8 @@ def _leaves(value: Any) -> Iterator[object]:
 
 
 class _Disjoint:
-    """Whether one value can fit two schemas, as far as types, constants and required properties
-    tell; when in doubt, it can.
+    """Checks that no value fits two schemas, as far as types, constants and required properties
+    tell; when in doubt, one does.
     """
 
     def __init__(self, document: SchemaDocument) -> None:
@@ -369,7 +369,7 @@ class _Disjoint:
         self._num_left = _MAX_LOOKS
 
     def are_all(self, schemas: list[Any]) -> bool:
-        """Whether none of these schemas has a value in common with another."""
+        """True if none of these schemas has a value in common with another."""
         return all(
             self._are(one, other, 0)
             for index, one in enumerate(schemas)
@@ -457,7 +457,7 @@ def _required(parts: list[Schema]) -> set[str]:
 
 
 def _property(schema: Schema, name: str) -> list[Any]:
-    """What the property of this name has to fit, as far as this schema says."""
+    """The schemas that the property of this name has to fit, as far as this schema states them."""
     properties = schema.get("properties")
     if isinstance(properties, dict) and name in properties:
         return [properties[name]]

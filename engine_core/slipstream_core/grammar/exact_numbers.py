@@ -57,7 +57,7 @@ class NotExact(ValueError):  # noqa: N818  (an outcome)
 
 
 def is_large(value: object) -> bool:
-    """Whether this is a number that a float need not hold exactly."""
+    """True if this is a number that a float need not represent exactly."""
     return isinstance(value, int | float) and not -EXACT_BELOW < value < EXACT_BELOW
 
 

@@ -21,7 +21,7 @@ _START = "start"
 
 
 def is_gbnf(grammar: str) -> bool:
-    """Whether a grammar has a rule in GBNF, `root ::= …`."""
+    """True if a grammar has a rule in GBNF, `root ::= …`."""
     return _GBNF_RULE.search(grammar) is not None
 
 

@@ -59,7 +59,7 @@ class SharedGrammar:
             return self._matcher.deep_copy(), self._generation
 
     def start_behind(self, generation: int) -> tuple[Any, int]:
-        """As `start`, with a later lexer than that of `generation`, which is full."""
+        """Start as `start` does, with a later lexer than that of `generation`, which is full."""
         with self._lock:
             if self._generation == generation:  # filling it took longer than compiling
                 self._matcher = self._compile()
@@ -145,7 +145,7 @@ class GrammarMatcher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the grammar may end here."""
+        """True if the grammar may end here."""
         return bool(self._matcher.is_accepting())
 
     @property

@@ -78,7 +78,7 @@ class BlockPool:
 
     @property
     def num_kept_taken(self) -> int:
-        """How often a free kept block was shared, allocated or forgotten."""
+        """The number of times that a free kept block was shared, allocated or forgotten."""
         return self._num_taken
 
     def refs(self, ids: Int32s) -> Int32s:
@@ -86,7 +86,7 @@ class BlockPool:
         return self._refs.take(ids)
 
     def is_kept(self, block: int) -> bool:
-        """Whether the content of `block` is cached."""
+        """True if the content of `block` is cached."""
         return bool(self._kept[block])
 
     def allocate(self, n: int) -> Int32s:

@@ -1,4 +1,4 @@
-"""How long cached blocks stay: the age of the one that was evicted last, from the pool's stamps.
+"""The time that cached blocks stay: the age of the block evicted last, from the pool's stamps.
 
 The pool stamps blocks in the order in which they become free. Notes of the stamp at some times tell
 when a block was free at the latest, to about a second.
@@ -23,8 +23,8 @@ class EvictionAge:
         self._notes: deque[tuple[int, float]] = deque(maxlen=_MAX_NOTES)
 
     def age(self, now: float) -> float | None:
-        """How long ago the block was last used that was evicted last, in seconds, never more than
-        that; None where none was.
+        """Seconds since the last use of the block that was evicted last, never overestimated; None
+        if none was evicted.
         """
         notes, pool = self._notes, self._pool
         if not notes or (pool.next_stamp > notes[-1][0] and now - notes[-1][1] >= _RESOLUTION_S):

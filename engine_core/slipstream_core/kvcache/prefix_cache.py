@@ -107,7 +107,7 @@ class PrefixCache:
         self.register_all([(row, start, blocks.tolist())])
 
     def register_all(self, filled: Iterable[tuple[int, int, Sequence[int]]]) -> None:
-        """As `register`, for many requests: (row, start, blocks) of each."""
+        """Register as `register` does, for many requests: (row, start, blocks) of each."""
         blocks: list[int] = []
         digests: list[bytes] = []
         for row, start, some in filled:

@@ -26,7 +26,9 @@ class Snapshots:
         self.version = 0  # it ascends when more can be found
 
     def find(self, digests: Sequence[bytes]) -> int:
-        """How many of a request's first blocks, with these digests, end in a snapshot; 0: none."""
+        """The number of a request's first blocks, with these digests, that end in a snapshot; 0:
+        none.
+        """
         for num in range(len(digests), 0, -1):
             if digests[num - 1] in self._of:
                 return num

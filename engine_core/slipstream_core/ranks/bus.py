@@ -131,7 +131,7 @@ class PlanReader:
 
     @property
     def any_waiting(self) -> bool:
-        """Whether `take`, or `wait`, would return at once."""
+        """True if `take`, or `wait`, would return at once."""
         return bool(select.select([self._doorbell], [], [], 0)[0])
 
     def wait(self) -> None:

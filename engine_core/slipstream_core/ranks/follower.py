@@ -24,14 +24,14 @@ _MOST_LAUNCHED = 2  # one that runs, and the next
 
 
 class Plans(Protocol):
-    """Where the plans of the first rank come from."""
+    """The source of the first rank's plans."""
 
     def fileno(self) -> int:
         """Readable when a plan has come since `any_waiting` was False."""
 
     @property
     def any_waiting(self) -> bool:
-        """Whether `take` would return at once."""
+        """True if `take` would return at once."""
 
     def take(self) -> StepPlan:
         """Wait for the next plan, whose arrays are good until it is released."""

@@ -84,7 +84,7 @@ class LeadRunner:
             raise
 
     def done(self) -> bool:
-        """Whether collect() would return without waiting."""
+        """True if collect() would return without waiting."""
         return bool(self._launched) and (self._launched[0] is not None or self._own.done())
 
     def fileno(self) -> int:

@@ -148,7 +148,7 @@ class LeaderLink:
 
     @property
     def any_waiting(self) -> bool:
-        """Whether `take` would return at once."""
+        """True if `take` would return at once."""
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def take(self) -> StepPlan:
@@ -200,7 +200,9 @@ class LeaderLink:
         self._socket.close(linger=linger_ms)
 
     def _received(self) -> Assign | Refuse:
-        """What the core says; a refusal is for now alone. Raises RankRefusedError."""
+        """Receive the core's answer. A refusal that is returned is temporary. Raises
+        RankRefusedError.
+        """
         try:
             body: Assign | Refuse = decode_to_rank(self._socket.recv())
         except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -1,4 +1,5 @@
-"""Where the ranks of a core meet to form torch's process group, and what that may listen at.
+"""The rendezvous at which the ranks of a core form torch's process group, and the addresses at
+which it may listen.
 
 On one machine they meet in a file of memory that all of them have inherited: nothing listens for
 that, nothing is left behind, and what gloo and NCCL open is bound to loopback. Over machines they
@@ -55,7 +56,7 @@ class NetworkMeeting(NamedTuple):
 
     @classmethod
     def told(cls, fd: int) -> NetworkMeeting:
-        """What another rank of this machine was told (`tell`)."""
+        """The meeting that another rank of this machine was told (`tell`)."""
         host, port = json.loads(os.pread(fd, _MAX_TOLD_BYTES, 0))
         return cls(host, port)
 

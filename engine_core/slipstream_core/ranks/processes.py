@@ -174,6 +174,6 @@ class StoppedProcesses:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether this process of ours, which is not reaped yet, is stopped."""
+    """True if this process of ours, which is not reaped yet, is stopped."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     return fields[0] == b"T"  # as proc_pid_stat(5) has it

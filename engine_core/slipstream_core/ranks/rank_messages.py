@@ -1,4 +1,4 @@
-"""What a core and its ranks on other machines say to each other, beside plans.
+"""The messages between a core and its ranks on other machines, beside plans.
 
 The messages are msgpack. Both ends are of one version: a `Join` of another one is refused, so it
 alone, and `Refuse`, keep their form from version to version. A plan is a message of two parts, its

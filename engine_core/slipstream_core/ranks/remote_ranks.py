@@ -85,7 +85,7 @@ class RemoteRank:
 
     @property
     def has_descriptor(self) -> bool:
-        """Whether its descriptor is still that of its connection."""
+        """True if its descriptor is still that of its connection."""
         return self.inode is not None and inode_of(self.fd) == self.inode
 
 
@@ -306,7 +306,7 @@ class RemoteRanks:
         return ""
 
     def _send(self, route: bytes, body: ToRank) -> bool:
-        """Whether the rank is there, and has room."""
+        """Send to a rank; return False if it is away or has no room."""
         assert self._socket is not None
         try:
             self._socket.send_multipart((route, encode(body)), zmq.NOBLOCK)

@@ -29,7 +29,7 @@ _ARRIVES_S = 10.0  # within which a signal sent to this process has ended it
 
 
 class RankEnd(NamedTuple):
-    """How a rank has ended. status: what it said last."""
+    """The end of a rank. status: its last report."""
 
     rank: int  # its index
     pid: int  # on its machine
@@ -82,7 +82,7 @@ class RankWatch:
 
 
 def _last_status(fd: int) -> Status:
-    """What an ended rank has said."""
+    """The last status that an ended rank reported."""
     os.set_blocking(fd, False)
     try:
         lines = os.read(fd, _MAX_STATUS_BYTES).splitlines()
@@ -109,7 +109,7 @@ def end_as_well(end: RankEnd) -> None:
 
 
 def _undo_handler(number: int) -> None:
-    """As `signal.signal(number, SIG_DFL)`, which only the main thread may call."""
+    """Restore a signal's default action from any thread, which `signal.signal` cannot."""
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     libc.signal(number, _SIG_DFL)

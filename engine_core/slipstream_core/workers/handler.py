@@ -399,7 +399,7 @@ class WorkerHandler:
         )
 
     def _is_ahead_of(self, stream: CoreStream, admit: Admit) -> bool:
-        """Whether a registration has all of a running stream's outputs, and more."""
+        """True if a registration has all of a running stream's outputs, and more."""
         num_here = self._manager.num_outputs(stream)
         outputs = u32(admit.output_ids, "output_ids")
         if stream.is_over or len(outputs) <= num_here:

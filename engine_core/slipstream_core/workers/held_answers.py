@@ -24,7 +24,7 @@ class HeldAnswers:
 
     @property
     def num_bytes(self) -> int:
-        """What they take."""
+        """The size of the held answers."""
         return self._num_bytes
 
     def of_worker(self, worker: bytes) -> dict[bytes, KeptEntry]:

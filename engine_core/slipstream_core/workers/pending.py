@@ -50,8 +50,8 @@ class PendingAdmissions:
 
     @property
     def has_any(self) -> bool:
-        """Whether `ready` has anything to look at: any that is pending, or was while its grammar
-        was compiled.
+        """True if `ready` has anything to look at: an admission that is pending, or was while its
+        grammar was compiled.
         """
         return bool(self._by_id or self._compiler.num_jobs)
 
@@ -61,7 +61,7 @@ class PendingAdmissions:
         return self._num_tokens.total()
 
     def of_tenant(self, tenant: bytes) -> tuple[int, int]:
-        """How many of a tenant's requests are pending, and their tokens."""
+        """The number of a tenant's pending requests, and of their tokens."""
         return self._nums[tenant], self._num_tokens[tenant]
 
     def get(self, stream_id: bytes) -> tuple[bytes, Admit] | None:

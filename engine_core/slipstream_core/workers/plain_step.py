@@ -28,8 +28,8 @@ class PlainStepSender(Protocol):
     streak: Streak
 
     def send(self, rows: RowSet | None, step: int) -> int:
-        """What becomes of a step that gave `rows` a token each, and is all there is to be sent:
-        SENT, … or 0, if they are not the streak's rows, it is over, credit or log-probabilities are
+        """Send a step that gave `rows` a token each and is all there is to be sent. Returns SENT, …
+        or 0, if they are not the streak's rows, it is over, credit or log-probabilities are
         missing, the connection does not take it, or an id may end one of some streams.
         """
         ...

@@ -31,7 +31,7 @@ _NO_IDS: frozenset[int] = frozenset()
 
 
 class PossibleEnds(RowTable):
-    """What may end the stream of each row, from its admission until it is over."""
+    """The tokens that may end the stream of each row, from its admission until it is over."""
 
     _by_any: Bools = column(np.bool_)  # any token may end it
 
@@ -71,15 +71,15 @@ class PossibleEnds(RowTable):
                 self._is_stop_id[token_id] = False
 
     def marks_of(self, rows: RowSet) -> tuple[bool, Bools]:
-        """Whether any token may end a stream of `rows`; and the ids that may end any stream, bool
-        [number of ids], as they are until a stream is added.
+        """Return True if any token may end a stream of `rows`, and the ids that may end any stream,
+        bool [number of ids], as they are until a stream is added.
         """
         if rows.version != self._asked[0].version:
             self._asked = rows, bool(self._by_any.take(rows.array).any())
         return self._asked[1], self._is_stop_id
 
     def are_among(self, rows: RowSet, counts: Int64s | None, token_ids: UInt32s) -> bool:
-        """Whether any of these tokens, `counts[i]` (None: one) of each row, may end its stream."""
+        """True if any of these tokens, `counts[i]` (None: one) of each row, may end its stream."""
         by_any, marks = self.marks_of(rows)
         if by_any:
             return True

@@ -119,7 +119,7 @@ class WorkerSender:
 
     @property
     def is_attached(self) -> bool:
-        """Whether the worker has an open session."""
+        """True if the worker has an open session."""
         return self._session is not None and self._session.is_open
 
     @property
