@@ -63,7 +63,7 @@ class ErrorBody(Struct, frozen=True):
 
 
 class AnthropicErrorDetails(Struct, frozen=True):
-    """What tells errors of one type apart."""
+    """Details that distinguish errors of one type."""
 
     error_code: str
 
@@ -226,8 +226,9 @@ def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
 
 
 def _anthropic_message(fault: Fault) -> str:
-    """Of a request that does not fit the model, the message by which Anthropic's clients know it;
-    empty for any other. Claude Code then shortens the conversation, or the answer that it asks for.
+    """The message by which Anthropic's clients recognise a request that does not fit the model;
+    empty for any other fault. Claude Code then shortens the conversation, or the answer that it
+    asks for.
     """
     num, num_answer, most = fault.num_prompt_tokens, fault.num_answer_tokens, fault.max_num_tokens
     if not num:

@@ -180,7 +180,7 @@ class App:
         return self._keys.tenant(request.headers)
 
     def has_to_wait(self, request: HttpRequest) -> bool:
-        """Whether the request needs a running engine, to which this front, which replaces another,
+        """True if the request needs a running engine to which this front, which replaces another,
         is not connected yet.
         """
         if self._io.models or not request.path.startswith(_NEEDS_KEY):
@@ -379,7 +379,9 @@ def _method_of(request: HttpRequest) -> str:
 
 
 def _decoded(statistics: bytes | None) -> Statistics | None:
-    """What a replica has told; None where it is nothing, or not to be read."""
+    """The statistics that a replica has reported; None if there are none or they cannot be
+    decoded.
+    """
     try:
         return msgspec.json.decode(statistics, type=Statistics) if statistics else None
     except (msgspec.MsgspecError, RecursionError):

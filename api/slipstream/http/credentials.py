@@ -28,7 +28,9 @@ _logger = logging.getLogger(__name__)
 
 
 class Credentials:
-    """What a front reads anew. keys: those that its requests need."""
+    """The files of keys and certificates that a front reloads. keys: those that its requests
+    need.
+    """
 
     def __init__(self, config: FrontConfig) -> None:
         """Raises: SlipstreamError, OSError."""
@@ -98,7 +100,9 @@ class _Watched:
 
 
 def _state_of(path: str) -> tuple[int, ...] | None:
-    """What tells a file from the one that was there before, and from itself before a change."""
+    """The identity of a file's contents: differs from that of a file there before, and of itself
+    before a change. None if there is no file.
+    """
     try:
         found = os.stat(path)
     except OSError:

@@ -115,7 +115,7 @@ class Exchange:
 
     @property
     def is_open(self) -> bool:
-        """Whether the client is connected and the answer incomplete."""
+        """True if the client is connected and the answer incomplete."""
         return self._sink is not None
 
     def give_back(self, all_but: int = 0) -> None:

@@ -106,7 +106,7 @@ def main() -> int:
 
 
 def _endpoint(config: FrontConfig) -> ServerEndpoint:
-    """What the front connects to. Raises: BadRequestError, ConnectionLostError."""
+    """The endpoint that the front connects to. Raises: BadRequestError, ConnectionLostError."""
     if config.client_address.startswith(IPC) and not names_fleet(config.client_address):
         return ServerEndpoint(config.client_address)  # its folder is the parent's concern
     return server_endpoint(config.client_address, config.keys, insecure=config.insecure)

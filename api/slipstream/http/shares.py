@@ -1,4 +1,4 @@
-"""What long work of a front may hold at once: one budget for all tenants, shared among them.
+"""A budget for the memory that long work of a front may hold at once, shared among its tenants.
 
 - Work that recalls or renders much takes a share before it holds anything, and gives it back once
   its answer has been sent. What waits for a share holds its request alone.

@@ -50,7 +50,7 @@ class TimeSlicedQueue:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is work left."""
+        """True if there is work left."""
         return bool(self._lanes)
 
     def add(self, work: Callable[[], bool], lane: Hashable = None) -> None:

@@ -54,7 +54,7 @@ class StackHealth:
 
     @property
     def serves(self) -> bool:
-        """Whether every process that a request needs is there. A process in its first start counts:
+        """True if every process that a request needs is there. A process in its first start counts:
         the model is known only once it is ready.
         """
         return {"ready", "starting"}.issuperset(self.states_of(_ENGINE_PROCESSES))

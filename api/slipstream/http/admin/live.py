@@ -51,7 +51,7 @@ class Process(Struct, frozen=True):
 
 
 class Timeline(Struct, frozen=True):
-    """What happened in the last `span_us`, in µs on one clock.
+    """The events of the last `span_us`, in µs on one clock.
 
     steps: begin, end and number of requests of each engine step. work: begin and end of the
     workers' processing of sampled tokens.

@@ -363,7 +363,7 @@ _REPLICA_GAUGES: tuple[tuple[str, str, Callable[[Load], float]], ...] = (
 def _replica_metrics(
     prefix: str, model_name: str, replicas: Sequence[ReplicaStatus]
 ) -> Iterator[Metric]:
-    """What each replica has said of itself to this front."""
+    """The metrics that each replica has reported to this front."""
     state = GaugeMetricFamily(
         f"{prefix}{_REPLICA_STATE}",
         "1 for the state that the replica is in.",

@@ -76,6 +76,6 @@ def _answer(response: Response, request: HttpRequest, exchange: Exchange) -> Non
 
 
 def matches_etag(tag: bytes, given: bytes) -> bool:
-    """Whether an If-None-Match header matches this entity tag, by weak comparison."""
+    """True if an If-None-Match header matches this entity tag, by weak comparison."""
     named = [each.strip().removeprefix(b"W/") for each in given.split(b",")]
     return tag in named or named == [b"*"]

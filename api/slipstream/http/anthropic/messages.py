@@ -33,7 +33,7 @@ def read_messages(content: bytes, ignored: IgnoredFields | None = None) -> Messa
 
 
 def read_count_tokens(content: bytes, ignored: IgnoredFields | None = None) -> CountTokensRequest:
-    """As `read_messages`."""
+    """Read a body of `count_tokens`; see `read_messages`."""
     body = _count_decoder.decode(content, ignored)
     refuse_unsupported(body)
     return body

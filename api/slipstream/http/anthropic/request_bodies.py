@@ -100,7 +100,7 @@ ResultContent = TextBlock | SearchResultBlock | ToolReferenceBlock | ImageBlock 
 
 
 class ToolResultBlock(InputBlock, frozen=True, kw_only=True, tag="tool_result"):
-    """What a tool answered, in a user's turn."""
+    """The result of a tool, in a user's turn."""
 
     tool_use_id: str
     content: str | tuple[ResultContent, ...] | None = None
@@ -143,7 +143,7 @@ class OfferedTool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class MessagesToolChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether tools are called. name: for type `tool`."""
+    """The choice of tools to call. name: for type `tool`."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -151,7 +151,7 @@ class MessagesToolChoice(Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Thinking(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether the model reasons before it answers."""
+    """The setting of reasoning before the answer."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None  # a target: a limit where the model's format can keep one
@@ -166,14 +166,14 @@ class OutputFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class OutputConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the answer is to be. effort: given to the chat template as `reasoning_effort`."""
+    """The form of the answer. effort: given to the chat template as `reasoning_effort`."""
 
     effort: str | None = None
     format: OutputFormat | None = None
 
 
 class PromptFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the prompt is made of; null means the default."""
+    """The fields that the prompt is made of; null means the default."""
 
     model: str
     messages: tuple[Turn, ...]

@@ -1,1 +1,1 @@
-"""What the routes of models lead to, whichever API they are of; resuming; the API's description."""
+"""Handlers of models' routes that all APIs share; resuming; the API's description."""

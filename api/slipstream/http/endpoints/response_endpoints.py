@@ -440,7 +440,7 @@ def _kept(answer: KeptAnswer) -> KeptResponse | None:
 
 
 def _ignore(_stream_id: str, _kept: KeptResponse) -> None:
-    """What is deleted is not looked at."""
+    """Do nothing: a deleted response is not read."""
 
 
 def _guarded_part(exchange: Exchange, call: Then) -> bool:
@@ -516,7 +516,7 @@ def _query(query: str, allowed: Sequence[str]) -> dict[str, str]:
 
 
 def _cursor(request: HttpRequest, response_id: str, query: dict[str, str]) -> StreamCursor:
-    """What the client has of a stream. Raises: ApiError."""
+    """The client's position in a stream. Raises: ApiError."""
     text = last_event_id(request)
     if text is not None:
         event_id = parse_event_id(text)

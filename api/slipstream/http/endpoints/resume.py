@@ -58,7 +58,7 @@ QUERY = ("include_usage", "continuous_usage_stats", "logprobs", "last_event_id")
 
 
 def accepts_events(request: HttpRequest) -> bool:
-    """Whether the client accepts `text/event-stream`, and so may use event ids."""
+    """True if the client accepts `text/event-stream`, and so may use event ids."""
     return b"text/event-stream" in request.headers.get(b"accept", b"").lower()
 
 
@@ -117,7 +117,8 @@ def plan_resumed_stream(request: HttpRequest, model: ModelCard) -> AnswerPlan:
 
 
 def _submits(event_id: EventId, new_plan: Callable[[], AnswerPlan]) -> list[Submit]:
-    """What the streams were submitted as; empty if the body is no valid request.
+    """The Submits of the body's streams, as they were sent; empty if the body is no valid
+    request.
 
     Raises: ApiError for a body that is another request than the event's.
     """

@@ -32,8 +32,8 @@ ASSISTANT = "assistant"
 
 @dataclass(frozen=True, slots=True)
 class AnswerParts:
-    """What a stretch of an answer adds to its message. customs: the numbers of the calls of custom
-    tools, whose arguments are the tool's input.
+    """The parts of a message that a stretch of an answer adds. customs: the numbers of the calls of
+    custom tools, whose arguments are the tool's input.
     """
 
     content: str
@@ -43,7 +43,7 @@ class AnswerParts:
 
     @property
     def is_content(self) -> bool:
-        """Whether there is nothing but content."""
+        """True if there is nothing but content."""
         return not (self.reasoning or self.calls)
 
     def delta(self) -> ChatDelta:
@@ -113,7 +113,7 @@ def delta_of_kind(kind: int, text: str | Raw) -> ChatDelta:
 
 
 def has_ended_call(events: Sequence[AnswerEvent]) -> bool:
-    """Whether a call ends in these events."""
+    """True if a call ends in these events."""
     return any(event.kind == EventKind.CALL_ENDS for event in events)
 
 

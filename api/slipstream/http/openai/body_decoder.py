@@ -144,7 +144,7 @@ def check_num_values(body: bytes, max_model_len: int) -> None:
 
 
 def _num_of(signs: bytes, body: bytes, most: int) -> int:
-    """How often these signs stand in a JSON text outside of its strings.
+    """The number of these signs in a JSON text, outside of its strings.
 
     Where they are no more than `most` with those inside, it is that number.
     """

@@ -50,7 +50,7 @@ def template_variables(body: ChatRequest) -> dict[str, Any] | None:
 
 
 def reasoning_target(body: ChatRequest) -> int | None:
-    """How many tokens of reasoning the body aims at, by Anthropic's field or by OpenRouter's."""
+    """The reasoning tokens that the body aims at, by Anthropic's field or by OpenRouter's."""
     for given, name in ((body.thinking, "budget_tokens"), (body.reasoning, "max_tokens")):
         target = given.get(name) if isinstance(given, dict) else None
         if isinstance(target, int) and not isinstance(target, bool) and 0 < target < 2**32:
@@ -59,7 +59,7 @@ def reasoning_target(body: ChatRequest) -> int | None:
 
 
 def _is_thinking(body: ChatRequest) -> bool | None:
-    """Whether the body asks for reasoning; None if it says nothing of it that is understood."""
+    """True if the body asks for reasoning; None if it says nothing of it that is understood."""
     thinking = body.thinking
     if isinstance(thinking, dict):
         kind = thinking.get("type")

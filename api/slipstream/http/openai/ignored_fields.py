@@ -84,7 +84,7 @@ def told_fields(headers: Headers, names: Iterable[str]) -> Headers:
 
 
 def known_fields(body_type: type) -> KnownFields:
-    """What a body of this type may hold."""
+    """The fields that a body of this type may contain."""
     found = _known(inspect.type_info(body_type))
     assert found is not None, "a body is an object"
     return found
@@ -123,7 +123,9 @@ def _without_unknown(value: Any, known: KnownFields, ignored: IgnoredFields, pat
 
 
 def _known(info: inspect.Type) -> KnownFields | None:
-    """What a value of this type may hold; None if it has no objects of known fields."""
+    """The fields that a value of this type may contain; None if it has no objects of known
+    fields.
+    """
     match info:
         case inspect.Metadata(type=inner):
             return _known(inner)

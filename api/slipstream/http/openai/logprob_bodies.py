@@ -27,7 +27,7 @@ MIN_LOGPROB = -9999.0
 
 
 class TextPosition:
-    """Where the next token's text begins, for a sequence of tokens. offset: in characters."""
+    """The text position of the next token in a sequence of tokens. offset: in characters."""
 
     __slots__ = ("_decoder", "offset", "pending")
 

@@ -108,8 +108,8 @@ def load_native() -> ModuleType | None:
 
 
 def completion_tails(batch: DeltaBatch, texts: TokenTexts) -> Tails:
-    """What follows the `text_offset` of a completion's tokens; none without the C extension, or for
-    an id that is too large.
+    """The JSON that follows the `text_offset` of a completion's tokens; none without the C
+    extension, or for an id that is too large.
     """
     return _tails(batch, texts.token_json.name_keys, is_chat=False)
 

@@ -18,7 +18,7 @@ Unsupported = Any
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream contains besides the answer. continuous_usage_stats (vLLM's): with
+    """The contents of a stream besides the answer. continuous_usage_stats (vLLM's): with
     include_usage, each chunk has the usage of its choice so far.
     """
 

@@ -112,7 +112,7 @@ class TextsByModel:
         self._texts: dict[str, TokenTexts] = {}
 
     def of(self, model: str) -> TokenTexts:
-        """Those of a served model, by its name."""
+        """The texts of a served model's tokens, by the model's name."""
         if model not in self._texts:
             self._texts[model] = TokenTexts(partial(self._tokenizer_of, model))
         return self._texts[model]
@@ -232,7 +232,7 @@ class _Vocabulary:
         )
 
     def is_added(self, token_id: int) -> bool:
-        """Whether a token is in addition to the base vocabulary."""
+        """True if a token is in addition to the base vocabulary."""
         return token_id in self._added
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:

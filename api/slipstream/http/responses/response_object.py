@@ -201,7 +201,7 @@ class InputItemList(Struct, frozen=True):
 
 
 class InputTokenCount(Struct, frozen=True):
-    """How many tokens a response's prompt would have."""
+    """The number of tokens that a response's prompt would have."""
 
     input_tokens: int
     object: str = "response.input_tokens"

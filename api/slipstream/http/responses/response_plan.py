@@ -51,7 +51,8 @@ MAX_RECALLED_BYTES = 2**22  # of a request: as large as one kept answer may be
 
 
 class Named:
-    """What a body names of kept responses. Holds of each what is named, and nothing else.
+    """The kept responses that a body refers to. Keeps of each the parts that are named, and nothing
+    else.
 
     num_bytes: what that takes.
     """
@@ -198,7 +199,7 @@ def new_response(
 
 
 def echo_of(body: ResponsesRequest, model: ModelCard) -> ResponseObject:
-    """What a response repeats of its request; without its id, and when it was created."""
+    """The part of its request that a response repeats; without its id and its time of creation."""
     defaults, reasoning = model.default_sampling, body.reasoning
     return ResponseObject(
         id="",
@@ -295,7 +296,7 @@ def _echoed_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:
 
 
 def _echoed_name(named: dict[str, Any]) -> dict[str, Any]:
-    """How a choice names a tool."""
+    """The name by which a choice refers to a tool."""
     return {key: named[key] for key in ("type", "name", "namespace") if key in named}
 
 

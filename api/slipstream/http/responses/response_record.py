@@ -1,4 +1,6 @@
-"""What is kept of a response beside its answer, to print it again and to go on from it."""
+"""The record that is kept of a response beside its answer, to print it again and to go on from
+it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ ITEM_ID = re.compile("[a-z]{2,4}_([0-9a-f]{32})(?:[0-9a-f]{4}|i([0-9a-f]{4,8}))"
 
 
 def is_of_input(item_id: str) -> bool:
-    """Whether an item with this id was first in the input of a response."""
+    """True if an item with this id was first in the input of a response."""
     made = ITEM_ID.fullmatch(item_id)
     return made is not None and made[2] is not None
 
@@ -54,7 +56,7 @@ class ResponseRecord(Struct, frozen=True):
     items: tuple[InputItem, ...]
 
     def packed(self) -> bytes | None:
-        """As bytes; None if it takes more than may be kept, or is nested too deeply."""
+        """Encode as bytes; None if it takes more than may be kept, or is nested too deeply."""
         try:
             packed = msgspec.json.encode(self)
         except RecursionError:
@@ -126,7 +128,7 @@ class KeptResponse:
 
     @property
     def num_text_bytes(self) -> int:
-        """What its answer's texts take."""
+        """The size of its answer's texts, in bytes."""
         return num_text_bytes([event.text for event in self.events])
 
     def input(self) -> KeptInput:
@@ -145,7 +147,7 @@ class KeptResponse:
 
     @property
     def is_over(self) -> bool:
-        """Whether the response has ended."""
+        """True if the response has ended."""
         return self.end is not None
 
     @property

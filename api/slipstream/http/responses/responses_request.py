@@ -65,7 +65,7 @@ _NOT_KEPT = ("conversation", "prompt")
 
 
 class ReasoningOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """How much the model is to reason. Reasoning is never summarised: its own text is shown."""
+    """The amount of reasoning. Reasoning is never summarised: its own text is shown."""
 
     effort: str | None = None
     summary: str | None = None
@@ -85,14 +85,14 @@ class TextFormat(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TextOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the answer's text is to be like."""
+    """The form of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
 class ResponseStreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of no effect: usage is always in the last event, and nothing is obfuscated."""
+    """Options without effect: usage is always in the last event, and nothing is obfuscated."""
 
     include_obfuscation: Ignored = None
     include_usage: Ignored = None

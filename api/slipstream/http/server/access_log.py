@@ -21,7 +21,7 @@ Form = Literal["text", "json"]
 
 
 class LoggedConnection(Protocol):
-    """What the log reads of a connection, which may have ended.
+    """The part of a connection that the log reads. The connection may have ended.
 
     peer: the client's address, or `unix`.
     """

@@ -65,7 +65,7 @@ Phase = Literal["idle", "head", "body", "answer", "over"]
 
 
 class ConnectionServer(Protocol):
-    """What a connection needs of its server."""
+    """The server, as its connections see it."""
 
     limits: Limits
     counters: HttpCounters
@@ -203,7 +203,7 @@ class Connection(web.RequestHandler):
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is incomplete or unsent."""
+        """True if an answer is incomplete or unsent."""
         has_work = self.phase == "answer" or self._exchange is not None
         return has_work or self._transport.get_write_buffer_size() > 0
 
@@ -488,7 +488,7 @@ class Connection(web.RequestHandler):
 
     @property
     def _closes_after(self) -> bool:
-        """Whether the server closes the connection after this answer.
+        """True if the server closes the connection after this answer.
 
         After a request with an Upgrade header it does: aiohttp loses input that follows its body.
         """

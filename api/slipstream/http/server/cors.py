@@ -42,7 +42,7 @@ class Cors:
         return ((b"access-control-allow-origin", origin), _EXPOSED, vary)
 
     def is_preflight(self, request: HttpRequest) -> bool:
-        """Whether a request is a CORS preflight that is to be answered."""
+        """True if a request is a CORS preflight that is to be answered."""
         return (
             bool(self._origins)
             and request.method == "OPTIONS"

@@ -49,7 +49,7 @@ Lane = tuple[bytes | None, bool]  # a tenant, and whether the body is large
 
 
 class Application(Protocol):
-    """What the server serves."""
+    """The application that the server serves."""
 
     is_draining: bool
 
@@ -63,7 +63,7 @@ class Application(Protocol):
         """The tenant of a request whose head has been checked; None where it needs no key."""
 
     def has_to_wait(self, request: HttpRequest) -> bool:
-        """Whether the request is to be handled only after the next `Server.begin_waiting`."""
+        """True if the request must not be handled before the next `Server.begin_waiting`."""
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         """Answer the exchange, now or later."""

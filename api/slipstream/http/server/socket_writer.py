@@ -1,4 +1,5 @@
-"""How a connection's bytes get to its socket: by its transport, or past it while that holds none.
+"""The way of a connection's bytes to its socket: by its transport, or past it while the transport
+holds none.
 
 - The transport has a queue and a pass of its own over all connections, which cost a good part of a
   system call for each event of a stream.
