@@ -233,8 +233,8 @@ class DeltaBatch:
 
     @property
     def objects(self) -> EntryObjects | None:
-        """What makes the objects of `token_ids` and `logprobs` in C; None where that is not to be
-        had.
+        """The C objects that build `token_ids` and `logprobs`; None if the extension is not
+        available.
         """
         if self._objects is None:
             self._objects = native_objects(self.message, Logprob)

@@ -220,7 +220,9 @@ class LLM:
 
 
 def _is_one_prompt(prompts: Any) -> bool:
-    """Whether this is a single prompt. Raises: BadRequestError if neither a prompt nor a list."""
+    """True for a single prompt. Raises: BadRequestError if `prompts` is neither a prompt nor a
+    list.
+    """
     if isinstance(prompts, str | np.ndarray | Mapping):
         return True
     if not _is_list(prompts):

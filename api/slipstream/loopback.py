@@ -8,7 +8,7 @@ _LOCAL = "localhost"
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a lower-case name or address always means this machine (RFC 6761)."""
+    """True if a lower-case name or address always means this machine (RFC 6761)."""
     if name == _LOCAL or name.endswith("." + _LOCAL):
         return True
     try:

@@ -152,7 +152,7 @@ class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
 
     @property
     def tool_calls(self) -> list[ToolCallDelta]:
-        """What is new of the answer's tool calls, one for each call."""
+        """The new parts of the answer's tool calls, one for each call."""
         return call_deltas(events_of(self)) if self._batch.has_events else []
 
     def __repr__(self) -> str:
@@ -237,7 +237,7 @@ class CompletionOutput(Struct, frozen=True, eq=False):
         return message_of(events_of(self._whole))
 
     def finished(self) -> bool:
-        """Whether the answer has ended: always, for compatibility with vLLM."""
+        """True if the answer has ended: always, for compatibility with vLLM."""
         return True
 
     def __eq__(self, other: object) -> bool:
@@ -383,8 +383,8 @@ class RequestOutput(Struct, frozen=True, eq=False):
 
     @property
     def num_cached_tokens(self) -> int | None:
-        """How many tokens of the prompt were in the prefix cache when it was first computed; None
-        where the client ended the request early.
+        """The number of tokens of the prompt that were in the prefix cache when it was first
+        computed; None if the client ended the request early.
         """
         end = self._whole._batch.ends.get(self._whole._entry)
         return end.num_cached_tokens if end is not None else None
@@ -457,7 +457,7 @@ def events_of(delta: Delta) -> tuple[AnswerEvent, ...]:
 
 
 def kind_of(delta: Delta) -> int | None:
-    """What a delta's text is (see `Deltas.kinds`), 0 where it is not read as events; None where it
+    """The kind of a delta's text (see `Deltas.kinds`), 0 if it is not read as events; None if it
     has events of its own.
     """
     batch = delta._batch
@@ -497,7 +497,7 @@ def logprobs_in_parts(delta: Delta) -> Iterator[list[TokenLogprobs]]:
 
 
 def is_alone(delta: Delta) -> bool:
-    """Whether the delta's message has no other entries, so that it keeps no other columns alive."""
+    """True if the delta's message has no other entries, so that it keeps no other columns alive."""
     return len(delta._batch.message.texts) == 1
 
 

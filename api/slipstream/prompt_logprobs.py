@@ -53,7 +53,7 @@ class PromptPieces:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all pieces have arrived."""
+        """True if all pieces have arrived."""
         return self._is_whole
 
 

@@ -50,7 +50,7 @@ class TrustedProxies:
 
 
 def is_ip_address(given: str) -> bool:
-    """Whether it is an IPv4 or IPv6 address, without a port."""
+    """True if `given` is an IPv4 or IPv6 address, without a port."""
     try:
         ipaddress.ip_address(given)
     except ValueError:

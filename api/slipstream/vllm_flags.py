@@ -376,7 +376,9 @@ def flags() -> dict[str, Flag]:
 
 @cache
 def treatments() -> dict[str, Treatment]:
-    """What becomes of the options that are not called the same here, former ones included."""
+    """The treatment of options that have another name or no equivalent here, former ones
+    included.
+    """
     found: dict[str, Treatment] = {**RENAMED, **ONLY, **_FORMERLY_ONLY}
     for table in (_WITHOUT, _FORMERLY_WITHOUT):
         for why, names in table.items():

@@ -27,7 +27,8 @@ class ToolCall(Struct, frozen=True):
 
 
 class ToolCallDelta(Struct, frozen=True):
-    """What a delta adds to a tool call. index: the call's number within the answer, from 0.
+    """The part of a tool call that a delta adds. index: the call's number within the answer, from
+    0.
 
     id, name: None except in the delta in which the call begins. arguments: the next piece of them,
     which may be empty.
@@ -60,7 +61,9 @@ def with_call_ids(events: tuple[AnswerEvent, ...], stream_id: bytes) -> tuple[An
 
 
 def call_deltas(events: Iterable[AnswerEvent]) -> list[ToolCallDelta]:
-    """What these events add to tool calls, one for each call, in the order of the calls."""
+    """The parts of tool calls that these events add, one for each call, in the order of the
+    calls.
+    """
     begins: dict[int, AnswerEvent | None] = {}
     pieces: dict[int, list[str]] = {}
     for event in events:

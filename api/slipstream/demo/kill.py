@@ -233,7 +233,7 @@ class _KillDemo:
 
     @property
     def is_identical(self) -> bool:
-        """Whether all texts equal the undisturbed ones, and both processes were killed."""
+        """True if all texts equal the undisturbed ones and both processes were killed."""
         are_same = all(stream.answers == stream.expected for stream in self._streams)
         return are_same and all(step.killed_s is not None for step in self._steps)
 

@@ -30,7 +30,7 @@ def joined(submit: Submit, others: Iterable[Submit]) -> Submit:
 
 
 def can_join(submit: Submit, other: Submit) -> bool:
-    """Whether both come from one call of `new_submits` and differ at most in their seeds."""
+    """True if both come from one call of `new_submits` and differ at most in their seeds."""
     return (
         submit.params is other.params
         and submit.text is other.text

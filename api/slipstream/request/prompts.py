@@ -69,7 +69,9 @@ def checked_prompt(prompt: Prompt) -> tuple[str | None, bytes, tuple[ChatMessage
 
 
 def is_prompt_mapping(given: object) -> bool:
-    """Whether this is meant as a TextPrompt or TokensPrompt, valid or not, and no chat message."""
+    """True if this is meant as a TextPrompt or TokensPrompt, valid or not, and not as a chat
+    message.
+    """
     return isinstance(given, Mapping) and ("prompt" in given or "prompt_token_ids" in given)
 
 
@@ -134,7 +136,7 @@ def _content(field: str, message: Mapping[str, object]) -> object:
 
 
 def _may_be_empty(message: Mapping[str, object]) -> bool:
-    """Whether a message says something without content."""
+    """True if a message may lack content: it has tool calls or reasoning."""
     return bool(message.get("tool_calls") or message.get("reasoning_content"))
 
 

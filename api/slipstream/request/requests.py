@@ -251,7 +251,7 @@ def new_resume(
 
 
 def fits_message(body: ClientToWorker) -> bool:
-    """Whether a message is within MAX_MESSAGE_BYTES."""
+    """True if a message is within MAX_MESSAGE_BYTES."""
     return _num_bytes(body) <= MAX_MESSAGE_BYTES
 
 
