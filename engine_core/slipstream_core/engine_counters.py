@@ -99,7 +99,7 @@ class EngineCounters:
         if self._idle_since is not None:
             self._idle_s += now - self._idle_since
             self._idle_since = now if scheduler.has_work else None
-        num_blocks = scheduler.num_blocks - 1
+        num_blocks, snapshots = scheduler.num_blocks - 1, scheduler.snapshots
         return CoreNumbers(
             CoreGauges(
                 num_running=scheduler.num_running,
@@ -107,6 +107,8 @@ class EngineCounters:
                 num_blocks=num_blocks,
                 num_used_blocks=num_blocks - scheduler.num_free_blocks,
                 block_size=scheduler.block_size,
+                num_state_snapshots=snapshots.num,
+                num_used_state_snapshots=snapshots.num_used,
             ),
             CoreCounters(
                 num_steps=self._num_steps,
@@ -122,6 +124,8 @@ class EngineCounters:
                 queue_s=self._queue_s.histogram(),
                 prefill_s=self._prefill_s.histogram(),
                 inference_s=self._inference_s.histogram(),
+                num_state_snapshots_loaded=snapshots.num_loads,
+                num_state_snapshots_evicted=snapshots.num_evictions,
             ),
             self.recent.spans(now),
         )

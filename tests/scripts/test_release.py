@@ -48,6 +48,7 @@ def test_what_an_index_would_take_is_made_checked_and_signed(key: Path, tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the client is whole with msgspec, numpy and pyzmq" in done.stderr
     assert "the bundled model answers: " in done.stderr
+    assert "slipstream ray has its commands with slipstream-ray alone" in done.stderr
     names = {path.name for path in tmp_path.iterdir()}
     built = {name for name in names if name.endswith((".whl", ".tar.gz"))}
     assert len(built) == 6

@@ -14,7 +14,9 @@ from collections.abc import Iterable, Sequence
 
 
 class Snapshots:
-    """The snapshots 0 to `num` - 1 of a runner's state pool."""
+    """The snapshots 0 to `num` - 1 of a runner's state pool. num_loads: states that steps began
+    with. num_evictions: snapshots that were replaced by others.
+    """
 
     def __init__(self, num: int) -> None:
         self.num = num
@@ -24,6 +26,12 @@ class Snapshots:
         self._saved: dict[bytes, int] = {}
         self._loaded: set[bytes] = set()
         self.version = 0  # it ascends when more can be found
+        self.num_loads = self.num_evictions = 0
+
+    @property
+    def num_used(self) -> int:
+        """Snapshots that hold a state."""
+        return self.num - len(self._free)
 
     def find(self, digests: Sequence[bytes]) -> int:
         """The number of a request's first blocks, with these digests, that end in a snapshot; 0:
@@ -40,6 +48,7 @@ class Snapshots:
         """
         self._of.move_to_end(digest)
         self._loaded.add(digest)
+        self.num_loads += 1
         return self._of[digest]
 
     def save(self, digest: bytes) -> int | None:
@@ -58,6 +67,7 @@ class Snapshots:
             if oldest is None or oldest in self._loaded:  # all are of the planned step
                 return None
             snapshot = self._of.pop(oldest)
+            self.num_evictions += 1
         self._saved[digest] = snapshot
         return snapshot
 

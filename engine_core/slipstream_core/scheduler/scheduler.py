@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from slipstream_core.kvcache.snapshots import Snapshots
 from slipstream_core.logprob_budget import LogprobBudget, outputs_bytes, step_len
 from slipstream_core.scheduler.decode_batch import DecodeBatch, DecodeStreak
 from slipstream_core.scheduler.launched_steps import Launched, LaunchedSteps, Sampled
@@ -183,6 +184,11 @@ class Scheduler:
     def num_free_blocks(self) -> int:
         """Blocks that no request holds."""
         return self._blocks.num_free
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """The prefix cache's copies of recurrent states; to be read only."""
+        return self._blocks.snapshots
 
     @property
     def num_prompt_tokens_left(self) -> int:

@@ -143,6 +143,8 @@ class CoreGauges(Struct, frozen=True, omit_defaults=True):
     num_blocks: Count = 0
     num_used_blocks: Count = 0  # blocks that a request holds
     block_size: Count = 0  # tokens
+    num_state_snapshots: Count = 0  # of recurrent states, for the prefix cache
+    num_used_state_snapshots: Count = 0
 
 
 class CoreCounters(Struct, frozen=True, omit_defaults=True):
@@ -152,6 +154,8 @@ class CoreCounters(Struct, frozen=True, omit_defaults=True):
     num_overrun_tokens: tokens sampled for requests that had already ended.
     num_computed_tokens: input tokens of forward passes, recomputation after preemptions included.
     num_prefix_*: tokens of admitted requests.
+    num_state_snapshots_loaded: prefills that began with one; num_state_snapshots_evicted: replaced
+    by newer ones.
     device_busy_s: time with a step in flight; device_idle_s: time without one while there were
     requests.
     step_s: time of a step, from its launch or the end of the previous one; queue_s: from a
@@ -172,6 +176,8 @@ class CoreCounters(Struct, frozen=True, omit_defaults=True):
     queue_s: Histogram = NOTHING
     prefill_s: BriefHistogram = NOTHING_BRIEF
     inference_s: BriefHistogram = NOTHING_BRIEF
+    num_state_snapshots_loaded: Count = 0
+    num_state_snapshots_evicted: Count = 0
 
 
 class WorkerGauges(Struct, frozen=True, omit_defaults=True):

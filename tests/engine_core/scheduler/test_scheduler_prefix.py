@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from slipstream_core.engine_counters import EngineCounters
 from slipstream_core.kvcache.prefix_cache import next_digest, root_digest
 from slipstream_core.scheduler import state_marks
 from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
@@ -648,6 +649,11 @@ def test_the_state_that_was_used_least_recently_goes_first() -> None:
         harness.add(prompt, 1)
         assert harness.run() == [[count]]
         harness.finish()
+    numbers = EngineCounters().numbers(harness.scheduler, 0, 0.0)
+    gauges, counters = numbers.gauges, numbers.counters
+    assert (gauges.num_state_snapshots, gauges.num_used_state_snapshots) == (2, 2)
+    loads, evictions = counters.num_state_snapshots_loaded, counters.num_state_snapshots_evicted
+    assert (loads, evictions) == (1 + 2, 2)  # the third prompt's replaced one, and so did the last
 
 
 def test_a_step_saves_no_more_states_than_there_are() -> None:
@@ -696,7 +702,9 @@ def test_a_reset_forgets_states() -> None:
     harness = hybrid()
     harness.add(PROMPT, 1)
     harness.finish()
+    assert harness.scheduler.snapshots.num_used == 1
     harness.scheduler.reset_prefix_cache()
+    assert harness.scheduler.snapshots.num_used == 0
     assert not harness.blocks.snapshots._of
     harness.add(PROMPT, 1)
     assert harness.run() == [[14]]

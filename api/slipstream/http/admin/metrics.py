@@ -125,6 +125,26 @@ def _core_metrics() -> Iterator[_Family]:
     yield counter(
         "prefix_cache_hits", "Prompt tokens found in the prefix cache.", "num_prefix_hits"
     )
+    yield gauge(
+        "num_state_snapshots",
+        "Snapshots of recurrent states that the prefix cache has room for.",
+        lambda n: n.gauges.num_state_snapshots,
+    )
+    yield gauge(
+        "state_snapshot_usage_perc",
+        "Share of the snapshots of recurrent states in use, 0 to 1.",
+        lambda n: n.gauges.num_used_state_snapshots / max(1, n.gauges.num_state_snapshots),
+    )
+    yield counter(
+        "state_snapshots_loaded",
+        "Prefills that began with a snapshot of recurrent states.",
+        "num_state_snapshots_loaded",
+    )
+    yield counter(
+        "state_snapshots_evicted",
+        "Snapshots of recurrent states that newer ones replaced.",
+        "num_state_snapshots_evicted",
+    )
     yield counter("generation_tokens", "Tokens sampled for outputs.", "num_sampled_tokens")
     yield counter(
         "computed_tokens",

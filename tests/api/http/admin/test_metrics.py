@@ -396,7 +396,11 @@ def test_the_dashboard_asks_for_what_there_is(stack: Stack) -> None:
     assert families - shown <= NOT_SHOWN, "no panel shows these"
 
 
-NOT_SHOWN = {"slipstream:num_kv_cache_blocks", "slipstream:cache_config_info"}  # sizes that stay
+NOT_SHOWN = {  # sizes that stay
+    "slipstream:num_kv_cache_blocks",
+    "slipstream:num_state_snapshots",
+    "slipstream:cache_config_info",
+}
 
 
 # ---- the rendering ---------------------------------------------------------------------------
@@ -412,8 +416,19 @@ STATISTICS = Statistics(
             3.5,
             100,
             CoreNumbers(
-                CoreGauges(num_running=3, num_blocks=10, num_used_blocks=5),
-                CoreCounters(num_steps=9, step_s=Histogram(COUNTS, 1.25)),
+                CoreGauges(
+                    num_running=3,
+                    num_blocks=10,
+                    num_used_blocks=5,
+                    num_state_snapshots=8,
+                    num_used_state_snapshots=2,
+                ),
+                CoreCounters(
+                    num_steps=9,
+                    step_s=Histogram(COUNTS, 1.25),
+                    num_state_snapshots_loaded=6,
+                    num_state_snapshots_evicted=1,
+                ),
             ),
         ),
         "http": ProcessStatistics(
@@ -465,6 +480,10 @@ def test_rendered_in_both_formats(accept: str) -> None:
     model = 'a "model"\n'
     assert found["slipstream:num_requests_running", (model, "core")] == 3
     assert found["slipstream:kv_cache_usage_perc", (model, "core")] == 0.5
+    assert found["slipstream:num_state_snapshots", (model, "core")] == 8
+    assert found["slipstream:state_snapshot_usage_perc", (model, "core")] == 0.25
+    assert found["slipstream:state_snapshots_loaded_total", (model, "core")] == 6
+    assert found["slipstream:state_snapshots_evicted_total", (model, "core")] == 1
     assert found["slipstream:engine_steps_total", (model, "core")] == 9
     assert found["slipstream:process_restarts_total", (model, "core")] == 2
     assert found["slipstream:process_up", (model, "http")] == 0
