@@ -43,7 +43,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `attention_backend` is what attends: Triton's kernels, which need a card, or torch's operators;
     auto takes the first where they can serve.
     `enforce_eager` disables CUDA graphs; `cuda_graph_sizes` are the batch sizes to capture (empty:
-    see `batch_sizes` in runner/graph_capture). Steps of several ranks are captured only with
+    see `batch_sizes` in runner/capture_sizes). Steps of several ranks are captured only with
     `cuda_graphs_over_ranks`; with `enable_torch_symm_mem` their small sums are made in memory that
     cards share.
     `enable_prefix_caching` lets requests with equal prefixes share blocks.

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -92,20 +92,6 @@ class CudaRecorder:
     def check(self) -> None:
         """Synchronise, which raises again the errors that a device does not recover from."""
         torch.cuda.synchronize(self._device)
-
-
-def batch_sizes(max_num_seqs: int, wanted: Sequence[int] = ()) -> tuple[int, ...]:
-    """The batch sizes to record, ascending.
-
-    `wanted` replaces the default; sizes above `max_num_seqs` are left out. By default 1, 2, 4 and
-    multiples of 8, of 16 above 256 and of 64 above 512 (padding costs relatively less in larger
-    batches), and `max_num_seqs` itself.
-    """
-    if wanted:
-        return tuple(sorted({size for size in wanted if 1 <= size <= max_num_seqs}))
-    sizes = {1, 2, 4, max_num_seqs}
-    sizes.update(range(8, 257, 8), range(272, 513, 16), range(576, max_num_seqs + 1, 64))
-    return tuple(sorted(size for size in sizes if size <= max_num_seqs))
 
 
 def record_all(

@@ -12,7 +12,6 @@ on the device, and the tokens and rows that are missing are padding at the end (
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -26,14 +25,7 @@ from slipstream_core.runner.graph_capture import Work
 from slipstream_core.step.plan import BY_TOKEN, COLUMNS, StepPlan
 from slipstream_core.step.staging import Copies, Field, Layout, Staging
 
-BUCKETS = (16, 32, 64, 128, 256, *range(512, 2049, 256))  # tokens
 MAX_PREFILLS = 16
-
-
-def token_buckets(max_num_batched_tokens: int) -> tuple[int, ...]:
-    """The numbers of tokens to record, ascending: up to the first that holds the largest step."""
-    last = bisect.bisect_left(BUCKETS, max_num_batched_tokens)
-    return BUCKETS[: last + 1]
 
 
 def static_bytes(buckets: Sequence[int]) -> int:

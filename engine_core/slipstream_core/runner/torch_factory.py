@@ -21,7 +21,7 @@ from slipstream_core.model.host_memory import (
     refuse_cache,
 )
 from slipstream_core.model.loader import LoadedModel, load_model
-from slipstream_core.runner.graph_support import graph_sizes
+from slipstream_core.runner.capture_sizes import graph_sizes, token_buckets
 from slipstream_core.runner.kv_cache_size import (
     PROFILE_BLOCKS,
     Meter,
@@ -31,7 +31,6 @@ from slipstream_core.runner.kv_cache_size import (
     free_before_loading,
     no_room,
 )
-from slipstream_core.runner.mixed_forwards import token_buckets
 from slipstream_core.runner.state_memory import num_snapshots, states_bytes, with_states
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.runner.warm_up import keep_freed_memory, warm_up

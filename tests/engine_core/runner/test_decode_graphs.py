@@ -37,11 +37,10 @@ from slipstream_core.runner.decode_graphs import KINDS, DecodeGraphs
 from slipstream_core.runner.graph_capture import (
     Recorder,
     Work,
-    batch_sizes,
     record_all,
 )
 from slipstream_core.runner.kv_cache_size import largest_plan
-from slipstream_core.runner.mixed_forwards import MixedForwards, token_buckets
+from slipstream_core.runner.mixed_forwards import MixedForwards
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.sampling import sampler
 from slipstream_core.step.plan import StepPlan
@@ -270,15 +269,6 @@ def test_padding_writes_to_the_null_block_alone(make: MakeRunner, mixed: list[St
             assert (cache[others] == known).all()
 
 
-def test_token_buckets() -> None:
-    steps = (768, 1024, 1280, 1536, 1792, 2048)
-    assert token_buckets(8192) == (16, 32, 64, 128, 256, 512, *steps)
-    assert token_buckets(800) == (16, 32, 64, 128, 256, 512, 768, 1024)
-    assert token_buckets(512) == (16, 32, 64, 128, 256, 512)
-    assert token_buckets(100) == (16, 32, 64, 128)
-    assert token_buckets(1) == (16,)
-
-
 @pytest.mark.parametrize("folder", ["llama", "mistral", "minicpm3"], indirect=True)
 @pytest.mark.parametrize("rubbish", [torch.nan, torch.inf])
 @pytest.mark.parametrize("buckets", [(), (16, 32)], ids=str)
@@ -403,16 +393,6 @@ def test_without_time_all_steps_run_eagerly(
     request = Request(PROMPTS[0], NUM_TOKENS)
     Driver(runner).run([request])
     assert request.output == expected[0]
-
-
-def test_batch_sizes() -> None:
-    assert batch_sizes(1) == (1,)
-    assert batch_sizes(3) == (1, 2, 3)
-    assert batch_sizes(21) == (1, 2, 4, 8, 16, 21)
-    assert batch_sizes(256)[-3:] == (240, 248, 256)
-    assert batch_sizes(1024)[-2:] == (960, 1024)
-    assert len(batch_sizes(1024)) < 64
-    assert batch_sizes(64, (32, 1, 32, 65)) == (1, 32)
 
 
 def test_a_bare_replay_is_timed(make: MakeRunner) -> None:

@@ -1,4 +1,6 @@
-"""What cannot be recorded is known beforehand, and rotary embeddings stay what they are."""
+"""The sizes of recorded steps; what cannot be recorded is known beforehand, and rotary embeddings
+stay what they are.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from slipstream_core.config import CoreConfig
 from slipstream_core.model import loader
 from slipstream_core.model.loader import load_model
 from slipstream_core.model.rope import freeze_frequencies
-from slipstream_core.runner.graph_support import graph_sizes, why_eager
+from slipstream_core.runner.capture_sizes import (
+    batch_sizes,
+    graph_sizes,
+    token_buckets,
+    why_eager,
+)
 from slipstream_core.sharding.rank import Rank
 
 _SIZES: dict[str, Any] = {
@@ -147,3 +154,22 @@ def test_a_module_that_makes_its_frequencies_anew_is_given_those_it_has() -> Non
         frequencies, scaling = each.rope_init_fn(None, device="anywhere")
         assert frequencies is each.inv_freq
         assert scaling == 1.5
+
+
+def test_token_buckets() -> None:
+    steps = (768, 1024, 1280, 1536, 1792, 2048)
+    assert token_buckets(8192) == (16, 32, 64, 128, 256, 512, *steps)
+    assert token_buckets(800) == (16, 32, 64, 128, 256, 512, 768, 1024)
+    assert token_buckets(512) == (16, 32, 64, 128, 256, 512)
+    assert token_buckets(100) == (16, 32, 64, 128)
+    assert token_buckets(1) == (16,)
+
+
+def test_batch_sizes() -> None:
+    assert batch_sizes(1) == (1,)
+    assert batch_sizes(3) == (1, 2, 3)
+    assert batch_sizes(21) == (1, 2, 4, 8, 16, 21)
+    assert batch_sizes(256)[-3:] == (240, 248, 256)
+    assert batch_sizes(1024)[-2:] == (960, 1024)
+    assert len(batch_sizes(1024)) < 64
+    assert batch_sizes(64, (32, 1, 32, 65)) == (1, 32)

@@ -1,4 +1,4 @@
-"""Which batch sizes' decode steps are recorded, and which models cannot be recorded on a card.
+"""The sizes of recorded steps, rows and tokens, and the models that cannot be recorded on a card.
 
 Other models that cannot be recorded are found by trying (`graph_capture.record_all`), but a failed
 capture is slow, and its error names an operator instead of the cause.
@@ -10,15 +10,18 @@ the numbers are copied to the host in every layer (torch: native/cuda/GroupedBla
 
 from __future__ import annotations
 
+import bisect
 import logging
+from collections.abc import Sequence
 
 import torch
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.model.loader import LoadedModel
-from slipstream_core.runner.graph_capture import batch_sizes
 
 logger = logging.getLogger(__name__)
+
+BUCKETS = (16, 32, 64, 128, 256, *range(512, 2049, 256))  # tokens of a step
 
 _GENERATIONS = (9, 10)  # major compute capability
 
@@ -38,6 +41,26 @@ def graph_sizes(model: LoadedModel, config: CoreConfig) -> tuple[int, ...]:
         logger.warning("CUDA graphs are disabled, so decode steps are slower: %s", why)
         return ()
     return batch_sizes(config.max_num_seqs, config.cuda_graph_sizes)
+
+
+def batch_sizes(max_num_seqs: int, wanted: Sequence[int] = ()) -> tuple[int, ...]:
+    """The batch sizes to record, ascending.
+
+    `wanted` replaces the default; sizes above `max_num_seqs` are left out. By default 1, 2, 4 and
+    multiples of 8, of 16 above 256 and of 64 above 512 (padding costs relatively less in larger
+    batches), and `max_num_seqs` itself.
+    """
+    if wanted:
+        return tuple(sorted({size for size in wanted if 1 <= size <= max_num_seqs}))
+    sizes = {1, 2, 4, max_num_seqs}
+    sizes.update(range(8, 257, 8), range(272, 513, 16), range(576, max_num_seqs + 1, 64))
+    return tuple(sorted(size for size in sizes if size <= max_num_seqs))
+
+
+def token_buckets(max_num_batched_tokens: int) -> tuple[int, ...]:
+    """The numbers of tokens to record, ascending: up to the first that holds the largest step."""
+    last = bisect.bisect_left(BUCKETS, max_num_batched_tokens)
+    return BUCKETS[: last + 1]
 
 
 def why_eager(
