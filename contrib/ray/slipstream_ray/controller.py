@@ -18,7 +18,7 @@ from itertools import count
 from typing import Literal, Protocol
 
 from slipstream.client.placing.replica_status import ReplicaStatus
-from slipstream_ipc.backoff import RestartBackoff
+from slipstream_ipc.restart_backoff import RestartBackoff
 from slipstream_ray.actor_messages import FleetSpec, FleetStatus, ReplicaReport, ScaleGoal
 from slipstream_ray.scaling import Autoscaler, ReplicaBounds
 

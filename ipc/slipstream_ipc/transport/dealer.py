@@ -7,11 +7,10 @@ Welcome and drops the receipts of the previous attach.
   at once, so a message queued for one peer never reaches another.
 - A new attach follows a gap, a Reattach, a missed heartbeat, or a broken connection once what had
   arrived over it has been read. It also follows an unanswered Hello, first after
-  `welcome_within_s` and then after doubling intervals: with a fixed one, an accepting end slower
-  than the interval would always answer a closed socket.
-- `Starting` is a sign of life, not an answer: the Hello is repeated after the usual interval.
-- Where no descriptor is left there is no connection; the next attach follows after the interval.
-- A failed handshake does not count as a broken connection; the next attach waits for its interval.
+  `welcome_within_s` and then after longer pauses (`reconnect_backoff`).
+- `Starting` is a sign of life, not an answer: the Hello is repeated after the usual pause.
+- Where no descriptor is left there is no connection; the next attach follows after the pause.
+- A failed handshake does not count as a broken connection; the next attach waits for its pause.
   A permanent refusal is delivered as an AttachRefused, other failures are kept in `trouble`.
 - At an ipc:// address the attach goes over a local connection (`local_socket`) where there is one
   to be had, else over ZeroMQ, and moves to a local one once the peer answers. Where a local one
@@ -55,6 +54,7 @@ from slipstream_ipc.transport.link import (
     LinkVerdict,
 )
 from slipstream_ipc.transport.local_socket import LocalConnection, connect_local
+from slipstream_ipc.transport.reconnect_backoff import ReconnectBackoff
 from slipstream_ipc.transport.sockets import is_numbered
 
 Out = TypeVar("Out")
@@ -62,8 +62,6 @@ In = TypeVar("In")
 Receipt = TypeVar("Receipt")
 
 logger = logging.getLogger(__name__)
-
-_MAX_WELCOME_TIMEOUT = 4.0  # the longest wait for a Welcome, in multiples of `welcome_within_s`
 
 
 class Dealer(Generic[Out, In, Receipt]):
@@ -107,8 +105,7 @@ class Dealer(Generic[Out, In, Receipt]):
         self._wants = wants
         self._ping_after_s = ping_after_s
         self._dead_after_s = dead_after_s
-        self._welcome_within_s = welcome_within_s
-        self._welcome_timeout_s = welcome_within_s
+        self._backoff = ReconnectBackoff(welcome_within_s)
         self._epoch = incarnation << 32
         self._channel: Channel | None = None  # None too where no descriptor was left for one
         self._is_closed = True
@@ -219,9 +216,8 @@ class Dealer(Generic[Out, In, Receipt]):
         if self._is_closed:
             return
         if not self.is_attached:
-            if now - self._hello_at >= self._welcome_timeout_s:
-                longest = _MAX_WELCOME_TIMEOUT * self._welcome_within_s
-                self._welcome_timeout_s = min(2 * self._welcome_timeout_s, longest)
+            if now - self._hello_at >= self._backoff.pause_s:
+                self._backoff.lengthen()
                 self.attach(now)
             return
         self.acknowledge()
@@ -343,7 +339,7 @@ class Dealer(Generic[Out, In, Receipt]):
         self.is_starting = False
         self.trouble = ""
         self.fresh = False
-        self._welcome_timeout_s = self._welcome_within_s
+        self._backoff.reset()
         return body
 
     def _send_control(self, body: Control | None) -> None:

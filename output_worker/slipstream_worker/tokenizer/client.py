@@ -13,7 +13,7 @@
   notes meanwhile, so the time of a stopped process or machine does not count.
 - A child that sends an undecodable answer is killed and so replaced, since its next answers could
   be wrong. So is a restarted one that cannot load the tokenizer, or loads a different one.
-- Restarts are spaced by `slipstream_ipc.backoff`; prompts wait meanwhile. After `wait_s` without a
+- `RestartBackoff` spaces restarts; prompts wait meanwhile. After `wait_s` without a
   ready child, waiting prompts are refused, as are new ones until a child is ready.
 - Nothing blocks: what cannot be sent without a child is sent once there is one.
 """
@@ -31,7 +31,6 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from slipstream_ipc.backoff import RestartBackoff
 from slipstream_ipc.messages import (
     ErrorCode,
     Fault,
@@ -43,6 +42,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.own_process import StartedProcess
 from slipstream_ipc.process import BEAT_S, SILENT_S
+from slipstream_ipc.restart_backoff import RestartBackoff
 from slipstream_ipc.run_delay import RunDelay
 from slipstream_ipc.transport.poller import EVENTS, POLLIN, Poller
 from slipstream_worker.tokenizer.child import start_tokenizer_process

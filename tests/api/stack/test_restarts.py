@@ -11,7 +11,7 @@ import pytest
 from slipstream.stack.children.process import ChildExit, ChildSpec
 from slipstream.stack.children.restarts import RestartPolicy
 from slipstream.stack.children.roles import Role
-from slipstream_ipc.backoff import STEADY_S
+from slipstream_ipc.restart_backoff import STEADY_S
 
 
 def test_the_first_restart_is_immediate_and_the_pauses_grow_to_ten_seconds() -> None:

@@ -22,7 +22,6 @@ from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.played_prompts import Child, PlayedPrompts
 
 from slipstream.demo_model import MODEL_PATH
-from slipstream_ipc.backoff import STEADY_S
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import (
     ChatMessage,
@@ -31,6 +30,7 @@ from slipstream_ipc.messages import (
     TokenizerReady,
 )
 from slipstream_ipc.process import BEAT_S, SILENT_S
+from slipstream_ipc.restart_backoff import STEADY_S
 from slipstream_worker.tokenizer.client import LOAD_S, LONG_CHARS_PER_S, LONG_S, TokenizerClient
 from slipstream_worker.tokenizer.long_prompts import LONG_CHARS, lane_of
 from slipstream_worker.tokenizer.process import beating

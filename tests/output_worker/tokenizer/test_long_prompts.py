@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.played_prompts import PlayedPrompts
 
-from slipstream_ipc.backoff import STEADY_S
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import ChatMessage, Render, Rendered, TokenizerReady
+from slipstream_ipc.restart_backoff import STEADY_S
 from slipstream_worker.tokenizer import long_prompts
 from slipstream_worker.tokenizer.client import TokenizerClient
 from slipstream_worker.tokenizer.fair_order import FAIRNESS, FairOrder, TenantOrder

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from slipstream_ipc.backoff import RestartBackoff
+from slipstream_ipc.restart_backoff import RestartBackoff
 
 _END_S = 5.0
 _BEGIN_S = 30.0

@@ -1,15 +1,14 @@
-"""The restart budget of a process and the pauses between restarts. The caller passes the time
-in.
+"""The restart budget of a process, and the pauses between restarts. Pure: the caller has the clock.
 
-Pauses are those of `slipstream_ipc.backoff`. A budget limits the restarts within a time window;
-when it is used up, restarting does not help.
+Pauses are those of `slipstream_ipc.restart_backoff`. The budget limits the restarts within a time
+window; when it is used up, restarting does not help.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from slipstream_ipc.backoff import RestartBackoff
+from slipstream_ipc.restart_backoff import RestartBackoff
 
 
 class RestartPolicy:
