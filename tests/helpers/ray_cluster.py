@@ -24,7 +24,7 @@ _QUIET = {
     "RAY_ENABLE_METRICS_COLLECTION": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_AUTH_MODE": "token",  # another user of the machine may not command it
-    # else Ray takes the machine's own address where it is given 127.0.0.1; see decision 102
+    # else Ray takes the machine's own address where it is given 127.0.0.1; see decision 039
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 _STARTED = b"Ray runtime started"  # as `ray start` says

@@ -121,7 +121,7 @@ def test_nothing_secret_is_in_logs_at_debug_level(served: Served, tmp_path: Path
     assert served.post("/v1/completions", streamed, key=WRONG_KEY)[0] == 401
     assert served.post("/v1/completions", streamed, key=None)[0] == 401
     assert served.post("/v1/completions", f'{{"prompt": "{MARK}'.encode())[0] == 400
-    # the name of an unknown field is logged (decision 072), its value is not
+    # the name of an unknown field is logged (decision 026), its value is not
     unknown = json.dumps({**prompt, "unheard_of": {MARK: MARK}}).encode()
     assert served.post("/v1/completions", unknown)[0] == 200
     assert served.post(f"/v1/{MARK}", b"{}")[0] == 404
