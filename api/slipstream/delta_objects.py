@@ -93,4 +93,5 @@ def read_natively(delta: type, batch: type, logprob: type) -> None:
         types = batch, Deltas, LogprobColumns
         for name in _GETTERS:
             doc = getattr(delta, name).__doc__
+            # not at import: no compiler may run there (decision 009)
             setattr(delta, name, native.ColumnGetter(delta, name, doc, types, logprob))

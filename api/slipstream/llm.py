@@ -214,6 +214,7 @@ class LLM:
 
     def _with_seed(self, params: SamplingParams, number: int) -> SamplingParams:
         """Params with a seed that follows from the model's and the request's number."""
+        # a hash, not a sum: answers of one prompt have consecutive seeds (decision 022)
         text = f"{self._seed} {number}".encode()
         digest = hashlib.blake2b(text, digest_size=8).digest()
         return msgspec.structs.replace(params, seed=int.from_bytes(digest, "little", signed=True))

@@ -41,7 +41,8 @@ from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 logger = logging.getLogger(__name__)
 
 _PLAN_AHEAD_S = 0.0015  # upper bound for planning and launching a step on a busy host
-_MAX_UNCHECKED = 3  # steps, beyond which the device waits for the workers …
+# steps, beyond which the device waits for the workers (decision 011) …
+_MAX_UNCHECKED = 3
 _MAX_CHECK_WAIT_S = 0.05  # … for as long as a step takes, and no longer than this
 _POLL_RESOLUTION_S = 0.001
 _SMOOTHING = 0.2

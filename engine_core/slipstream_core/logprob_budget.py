@@ -43,6 +43,7 @@ class LogprobBudget:
         """
         if len(self.waiting) < len(self._reserved) - len(self._ended):
             return False
+        # one row at a time is beyond the bound, so something always goes on (decision 022)
         return not self._ended or self.num_reserved <= self._max_bytes
 
     def reserve(self, num_bytes: int, *, was_accepted: bool = False) -> bool:

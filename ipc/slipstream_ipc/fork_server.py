@@ -112,6 +112,7 @@ def _answer(request: ForkServerRequest, fds: list[int], parent: int) -> ForkServ
             module = importlib.import_module(request.module)
             if preload := getattr(module, "preload", None):
                 preload(bytes(request.config))
+            # a collection in a child would copy the pages that all share (decision 013)
             freeze_gc(collects=False)
             check_single_threaded()
             return Preloaded()
@@ -125,6 +126,7 @@ def _fork(request: Fork, fds: list[int], parent: int) -> int:
     said, saying = os.pipe2(os.O_CLOEXEC)
     awaited, orphaned = os.pipe2(os.O_CLOEXEC)
     try:
+        # twice: the fork is the supervisor's child once the one between is reaped (decision 013)
         between = os.fork()
         if between == 0:
             try:

@@ -85,6 +85,7 @@ class ForkedProcess:
 
 def check_single_threaded() -> None:
     """Raises: CannotForkError where this process has other threads, of whatever library."""
+    # asked of the kernel: teams of OpenMP and BLAS are threads, too (decision 013)
     num_threads = len(os.listdir("/proc/self/task"))
     if num_threads > 1:
         raise CannotForkError(f"it has {num_threads} threads")

@@ -41,6 +41,7 @@ def use_cached_index() -> None:
     if _MODULE not in sys.modules and not any(
         isinstance(each, _IndexFinder) for each in sys.meta_path
     ):
+        # making the list reads 3,300 files at each import of transformers (decision 013)
         sys.meta_path.insert(0, _IndexFinder())
 
 

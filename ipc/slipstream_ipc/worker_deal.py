@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from slipstream_ipc.transport.addresses import TCP
 
-_DEAL_BYTES = 2  # the last ones: ids that begin with a time or end with a counter spread as well
+# the last ones: ids that begin with a time or end with a counter spread as well (decision 008)
+_DEAL_BYTES = 2
 
 
 def worker_of(stream_id: bytes, num_workers: int) -> int:

@@ -104,6 +104,7 @@ class RelayMaker:
             return None
         if self._basis is None or not all(map(is_, basis, self._basis)):
             self._basis, self._relay, self._is_settled = basis, None, False
+        # found twice: streams that come and go in each step pay for none (decision 010)
         elif not self._is_settled:
             self._relay, self._is_settled = self._made(basis), True
         return self._relay

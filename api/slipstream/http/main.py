@@ -65,7 +65,7 @@ from slipstream_ipc.transport.addresses import IPC
 # Allocations between two collections. Requests and connections leave no cycles behind, but hundreds
 # of requests at once are many young objects: at the default of 700, scanning them and everything
 # that older collections scan took a sixth of a short request's time.
-_YOUNG_OBJECTS = 10_000
+_YOUNG_OBJECTS = 10_000  # decision 023
 _NAME = "http"  # in logs and timelines
 _logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 
-MAX_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20  # decision 015
 
 
 class Share:

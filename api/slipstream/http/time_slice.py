@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Hashable
 from typing import TypeVar
 
-SLICE_S = 0.002  # of a turn
+SLICE_S = 0.002  # of a turn; all streams of the front wait for it (decision 023)
 _MAX_IDLE_LANES = 1024  # whose used time is remembered
 
 Result = TypeVar("Result")

@@ -333,6 +333,7 @@ def _before_exec(cpus: Collection[int] | None) -> None:
     """Prepare a stack's supervisor between fork and exec."""
     go_on_after_parent()  # one that is stopped while it imports, too
     if cpus:
+        # else n loads and n teams of threads fight for cores (decision 037)
         os.sched_setaffinity(0, cpus)
 
 

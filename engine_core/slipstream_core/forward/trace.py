@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionContext], torch.Tensor]
 
 _CPU = torch.device("cpu")
-TOKENS = 8191  # prime
+TOKENS = 8191  # prime: a size of a recording must be no model's own (decision 034)
 KEPT = 7919  # prime too; a small one is soon a model's own, as the last of 128 experts is 127
 TRIALS = (1, 3, 40)  # tokens
 _TOLERANCE = 1e-4  # relative to the largest logit: the order of sums differs

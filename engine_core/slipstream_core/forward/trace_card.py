@@ -190,4 +190,5 @@ def _median_error(expected: torch.Tensor, given: torch.Tensor) -> float:
     """The relative error of the median token, for logits [1, n, vocab]."""
     expected, given = expected[0].float(), given[0].float()
     sizes = expected.norm(dim=-1).clamp(min=1e-9)  # a padding token's may all be 0
+    # the median: a token whose experts are level may get the other one (decision 034)
     return float(((expected - given).norm(dim=-1) / sizes).median())

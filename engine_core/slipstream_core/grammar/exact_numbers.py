@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from slipstream_ipc.validation.json_schema import Schema, SchemaDocument, type_of
 
-EXACT_BELOW = 2**53
+EXACT_BELOW = 2**53  # decision 021
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 ANNOTATIONS = frozenset(
     {

@@ -30,6 +30,7 @@ from slipstream_ipc.errors import brief
 from slipstream_ipc.messages import FRAMED, StructuredOutputs
 from slipstream_ipc.validation.structured_output import kind_of
 
+# bounded: with any blanks a small model writes nothing else (decision 021)
 _JSON_DEFAULTS: Mapping[str, Any] = {"whitespace_pattern": r" |\n[ \t]{0,40}"}
 _COMPACT: Mapping[str, Any] = {
     "whitespace_pattern": None,
@@ -41,7 +42,7 @@ _COMPACT: Mapping[str, Any] = {
 # ends, at the same token on every machine. Only an ambiguous grammar has rows this long, and its
 # time grows with their cube: `e: e e e e e | /[a-z]/ | ""` takes 1.5 s per mask with the library's
 # limits of 2,000 and 50,000, and some 5 ms with these. 650 items are 160 optional properties.
-_MAX_ROW_ITEMS = 650
+_MAX_ROW_ITEMS = 650  # decision 021
 _MAX_STEP_ITEMS = 3_000
 _MAX_LEXER_STATES = 50_000  # of one grammar, 1 to 2 KB each
 _WORTH_THREADS = 4  # masks

@@ -25,7 +25,7 @@ Int32s = npt.NDArray[np.int32]
 
 
 _LEXER_FULL = "too many states"
-_MAX_RENEWED = 3  # full lexers per stream
+_MAX_RENEWED = 3  # full lexers per stream: their states are never freed (decision 021)
 
 
 class GrammarBroken(Exception):  # noqa: N818  (an outcome of one stream)

@@ -28,7 +28,7 @@ from slipstream_ipc.process import start_child
 
 MAX_CPU_S = 3.0  # per grammar
 _NUM_FOLLOWED = 3  # tokens: an object with too many properties shows it behind its brace
-_STACK_BYTES = 2**22
+_STACK_BYTES = 2**22  # less than the core's: what passes here passes there (decision 021)
 _MAX_MEMORY_BYTES = 2**32  # of address space
 
 

@@ -29,6 +29,7 @@ class EvictionAge:
         notes, pool = self._notes, self._pool
         if not notes or (pool.next_stamp > notes[-1][0] and now - notes[-1][1] >= _RESOLUTION_S):
             notes.append((pool.next_stamp, now))
+        # one number for a cache: blocks leave in the order of their last use (decision 038)
         evicted = pool.last_evicted
         if evicted is None:
             return None

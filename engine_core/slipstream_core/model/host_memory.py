@@ -114,6 +114,7 @@ def unmapped_bytes(folder: Path, dtype: torch.dtype) -> int | None:
 
     Read from the headers of the safetensors files; None if there are none, or one is unreadable.
     """
+    # what stays mapped is no memory of ours and never refused (decision 028)
     paths = sorted(folder.glob("*.safetensors"))
     num_bytes = 0
     for path in paths:

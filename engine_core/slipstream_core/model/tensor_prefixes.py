@@ -25,6 +25,7 @@ def renames(names: Collection[str], shell: PreTrainedModel) -> dict[str, str]:
     names: of the checkpoint's tensors. shell: the model, possibly without values.
     """
     module: Any = shell
+    # by trial: `architectures` does not say what tensors are called (decision 028)
     decoder = module.get_decoder()
     if not isinstance(decoder, PreTrainedModel):
         return {}  # found by its attribute's name alone

@@ -25,7 +25,7 @@ def import_runner(config: CoreConfig, *, is_awaited: bool = False) -> None:
     kind = "simulated.simulated_runner" if config.model.startswith(SIMULATED) else "torch_factory"
     if config.native and "OMP_WAIT_POLICY" not in os.environ:
         # libgomp reads it when torch is imported. By default its idle threads spin for
-        # milliseconds, on cores that our kernels' team and other processes need.
+        # milliseconds, on cores that our kernels' team and others need (decision 031).
         os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     if kind == "torch_factory" and config.device != "cpu":
         # read when torch first uses a card: segments that grow leave no holes between the memory of

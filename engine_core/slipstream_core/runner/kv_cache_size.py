@@ -37,7 +37,7 @@ _GIB = 2**30
 
 # Memory that drivers and libraries take later, outside torch's allocator: kernels loaded on first
 # use, workspaces, the graphs themselves. vLLM reserves as much.
-_SLACK_BYTES = 150 << 20
+_SLACK_BYTES = 150 << 20  # decision 033
 
 
 @dataclass(frozen=True, slots=True)

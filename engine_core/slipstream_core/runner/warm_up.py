@@ -40,6 +40,7 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:  # another C library
         return
+    # a thread's own heap gives its end back behind each step (decision 031)
     mallopt(_M_ARENA_MAX, 1)
     mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
     mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
@@ -50,7 +51,7 @@ def warm_up(runner: Runner, own: TorchRunner, config: CoreConfig) -> None:
 
     runner: has all ranks compute a step. own: what computes in this process, whose cache it is.
     """
-    if config.predecessor_ended_s:
+    if config.predecessor_ended_s:  # its streams wait (decision 031)
         return
     if own.weight_bytes <= _LARGE_BYTES:
         for plan in warm_up_plans(runner.info, config):

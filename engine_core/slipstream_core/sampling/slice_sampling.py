@@ -45,7 +45,8 @@ from slipstream_core.sharding.rank import Rank
 from slipstream_core.step.plan import Int64s, StepFailed, StepPlan
 from slipstream_core.step.staging import to_device
 
-_FURTHER = -1  # in place of an id: the row has to be brought together
+# in place of an id: the row has to be brought together (decision 036)
+_FURTHER = -1
 
 
 class SliceSampler:

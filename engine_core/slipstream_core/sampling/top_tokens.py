@@ -27,6 +27,7 @@ def most_likely(logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Ten
         if len(rows):
             ids[rows] = _first_of_equals(logits[rows], values[rows], ids[rows])
     else:
+        # always on a card, as asking would make the host wait (decision 022)
         ids = _first_of_equals(logits, values, ids)
     ids, order = ids.sort(dim=-1)
     values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)

@@ -378,7 +378,7 @@ class Scheduler:
         if record.is_suspect:
             self._suspects.end(rows)
         lengths = self._tokens.lengths(rows)
-        # in flight without a mask, and now with the need of one
+        # in flight without a mask, and now with the need of one: dropped (decision 020)
         unmasked = (requests.known.take(rows) > lengths) & (masked_from > lengths)
         unmasked &= requests.masked_from.take(rows) <= lengths
         if unmasked.any() and requests.constraints:  # the runner has counted what is dropped
@@ -408,6 +408,7 @@ class Scheduler:
         record = self._in_flight.popleft()
         assert record.step == plan.step, f"step {plan.step} answered before {record.step}"
         invalid, snapshots, readers = self._in_flight.invalidated_by(record)
+        # snapshots apart: the digests of these blocks may be those of others (decision 029)
         self._blocks.forget(invalid, snapshots)
         for row, generation in readers.items():
             if self._requests.generation[row] == generation:

@@ -102,6 +102,7 @@ class WaitingQueue:
             turn = line.start
             self._requests.turn[row] = turn
             line.start = level.ends[tenant] = turn + cost
+            # else newcomers without end keep a tenant from its next turn (decision 015)
             level.now = max(level.now, turn) + -(-cost // len(level.waiting))
             self._latest = max(self._latest, turn)
             if len(level.ends) > level.num_kept:

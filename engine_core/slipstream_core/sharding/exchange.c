@@ -59,6 +59,7 @@ static int meet(const Exchange *e) {
                 continue;
             }
             if (looks < SPINS + YIELDS) {
+                /* the rank that is waited for may need this core (decision 035) */
                 sched_yield();
                 continue;
             }

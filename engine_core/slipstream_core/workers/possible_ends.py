@@ -83,6 +83,7 @@ class PossibleEnds(RowTable):
         by_any, marks = self.marks_of(rows)
         if by_any:
             return True
+        # one look at each token, whichever rows share the step (decision 011)
         if not self._num_rows_of or not self._has_marked(marks, token_ids):
             return False
         of_token = rows.array if counts is None else np.repeat(rows.array, counts)

@@ -65,7 +65,8 @@ _U32 = np.dtype("<u4")  # of columns
 _TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 8
 _LOGPROB_TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 256
 _MESSAGES_PER_TURN = 2
-_MOST_UNACKED_STATES = WINDOW - 4  # messages, from which on states wait: tokens need credit
+# messages, from which on states wait: tokens need credit (decision 011)
+_MOST_UNACKED_STATES = WINDOW - 4
 _MOST_UNACKED_KEPT = WINDOW // 4  # messages, from which on kept answers wait: tokens need credit
 
 

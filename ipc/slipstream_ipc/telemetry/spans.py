@@ -14,7 +14,7 @@ CAPACITY = 256  # spans of a report
 PART_SUFFIX = ".part"  # of the file of spans that a process records for a trace
 SPAN_US = 1_000_000  # how far back is shown
 TOLD_US = 1_300_000  # how far back is reported: more, as processes report at different times
-TICK_US = 20
+TICK_US = 20  # so that spans fit into a beat's line (decision 014)
 
 Column = Annotated[bytes, Meta(max_length=2 * CAPACITY)]
 

@@ -132,6 +132,7 @@ class Connections:
         shadow: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
         events = shadow.socket(zmq.PAIR)
         events.setsockopt(zmq.LINGER, 0)
+        # a short queue: libzmq waits for this thread before it accepts more (decision 015)
         events.setsockopt(zmq.RCVHWM, 1)
         address = f"inproc://connections-{secrets.token_hex(8)}"
         accepting.monitor(address, _EVENTS)

@@ -51,7 +51,7 @@ SECRET_SUFFIX = ".key_secret"  # noqa: S105  (a file's suffix)
 
 _DOMAIN = b"slipstream"
 _GATE = "inproc://zeromq.zap.01"  # the address that libzmq asks; one per context
-_FRONT_ID = b"front"  # in place of a front's public key
+_FRONT_ID = b"front"  # in place of a front's key: it names its tenants itself (decision 016)
 _KEY_CHARS = 40
 _MAX_FILE_BYTES = 64 * 1024
 

@@ -50,6 +50,7 @@ static PyObject *send_message(PyObject *module, PyObject *const *args, Py_ssize_
     header.msg_iovlen = 2;
     ssize_t sent;
     do
+        /* with the interpreter's lock: else a busy reader holds up its I/O thread (decision 010) */
         sent = sendmsg(fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
     if (sent < 0) {

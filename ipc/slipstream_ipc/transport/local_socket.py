@@ -39,7 +39,7 @@ _BACKLOG = 1024
 _MAX_EVENTS = 64
 _MAX_ACCEPTED = 64  # connections in one turn
 _MAX_LAST_READS = 64  # after a send that failed: a kernel's buffer holds less
-_SUFFIX = ".local"
+_SUFFIX = ".local"  # beside ZeroMQ's socket of the same name (decision 008)
 _CREDENTIALS = struct.Struct("=iII")  # of a peer: process, user, group
 _EPOLLOUT = int(select.EPOLLOUT)  # as a plain number
 _READ, _READ_AND_WRITE = int(select.EPOLLIN), int(select.EPOLLIN) | _EPOLLOUT

@@ -190,6 +190,7 @@ class ArgumentGrammar:
         if avoided:
             twice = f"{pattern_of(avoided)}{ANY_CHAR}*".join([f"{ANY_CHAR}*", "", ""])
             return self.rule("TEXT", f"/{text}{end}/ & ~/{twice}/")
+        # greedy would pass the tag, lazy could not be bounded in length (decision 019)
         return self.rule("TEXT", f"/{text}{end}/ & ~/{ANY_CHAR}*{end}{ANY_CHAR}+/")
 
     def check_texts(self, function: Schema, schema: object) -> None:

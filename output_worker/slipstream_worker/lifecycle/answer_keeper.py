@@ -43,7 +43,8 @@ from slipstream_worker.streams.stream_columns import StreamColumns
 
 logger = logging.getLogger(__name__)
 
-_TOKENS_PER_TURN = 2**11  # of the answers that are made in one turn of the loop, approximate
+# of the answers that are made in one turn of the loop, approximate (decision 025)
+_TOKENS_PER_TURN = 2**11
 _READMITTED_FACTOR = 2  # records of streams that were accepted before may take this much more
 
 _encoder = msgspec.msgpack.Encoder()

@@ -271,6 +271,7 @@ class ClientMessages:
             return
         if self.is_draining and not submit.was_accepted:
             fault = Fault("overloaded", "the server is shutting down")
+            # a client asks the next stack (decision 012)
             self._reject(session, submit, fault, is_leaving=self._may_return)
             return
         try:

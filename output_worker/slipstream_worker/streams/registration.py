@@ -143,6 +143,7 @@ def salted(submit: Submit) -> Submit:
     """
     if len(submit.cache_salt) > MAX_LABEL_CHARS:
         return submit
+    # a hit in the prefix cache tells what others have asked (decision 015)
     parts = [submit.tenant, submit.cache_salt.encode("utf-8", "surrogatepass")]
     digest = hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=16)
     return structs.replace(submit, cache_salt=digest.hexdigest())

@@ -69,7 +69,9 @@ class Retention:
         self._ended: dict[WorkerStream, None] = {}  # oldest first
         self._ended_bytes = 0
         self._tombstones = Tombstones(_MIN_TOMBSTONES)
-        self._aborted = Tombstones(_MIN_ABORTED)  # while their prompts were being tokenised
+        # while their prompts were being tokenised; apart, as any client can abort ids that never
+        # were, and would push out those that matter (decision 007)
+        self._aborted = Tombstones(_MIN_ABORTED)
         self._scoped = Tombstones(_MIN_SCOPED)  # ids that have a scope, alone and with it
         self._deleted = Tombstones(_MIN_DELETED)  # with their scopes
         self.grace_s = grace_s

@@ -77,7 +77,8 @@ class StreamColumns(RowTable):
     _prompt_lens: Int64s = column(np.int64)
     _max_tokens: Int64s = column(np.int64)
     _firsts: Int64s = column(np.int64)  # of the row's view in `fast`
-    _stop_low: UInt64s = column(np.uint64)  # first characters of its stop strings
+    # first characters of its stop strings: one `and` with a token's (decision 009)
+    _stop_low: UInt64s = column(np.uint64)
     _stop_high: UInt64s = column(np.uint64)
     _sets: Int64s = column(np.int64)  # number of its set of stop strings; 0: not tracked
     _has_detector: Bools = column(np.bool_)  # whether a repetition may end it

@@ -385,6 +385,7 @@ class TokenizerClient:
         for key in suspects:
             self._strikes[key] = self._strikes.get(key, 0) + 1
         for key in suspects:
+            # one of those charged twice, though an honest one may be among them (decision 017)
             if self._strikes[key] > 1:
                 yield self._refuse(key, "this prompt crashed the tokenizer process twice")
                 return

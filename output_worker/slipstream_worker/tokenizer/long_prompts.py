@@ -26,7 +26,7 @@ from slipstream_ipc.messages import ChatMessage, Render, Rendered, TemplateOptio
 logger = logging.getLogger(__name__)
 
 LONG_CHARS = 2**14
-LANE_CHARS = (LONG_CHARS, 2**16)  # the most in each lane but the last one
+LANE_CHARS = (LONG_CHARS, 2**16)  # the most in each lane but the last one (decision 017)
 NUM_LANES = 1 + len(LANE_CHARS)
 SLICE_CHARS = 2**16  # slice of a text that may be too long
 

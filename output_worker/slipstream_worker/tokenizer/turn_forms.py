@@ -137,6 +137,7 @@ def fit(
             if form == FORMS[0]:
                 error = refusal
             continue
+        # a template may take a word out of a text and lose nothing of it (decision 026)
         if _has_system(messages, text) or _has_marks(messages, form, render):
             return FittedChat(chat, text, changes)
         if found is None:  # no other form is better, so far

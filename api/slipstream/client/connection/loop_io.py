@@ -179,7 +179,7 @@ class LoopIO:
     def release(self, state: StreamState) -> None:
         """Abandon the stream from a finalizer: from any thread, at any moment."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self.loop.call_soon_threadsafe(self.abandon, state)
+            self.loop.call_soon_threadsafe(self.abandon, state)  # decision 027
 
     async def close(self) -> None:
         """End all streams with a ClosedError and say goodbye to the server. Idempotent.

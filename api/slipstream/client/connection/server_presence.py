@@ -24,6 +24,7 @@ def why_absent(address: str) -> str | None:
     path = Path(address.removeprefix(IPC))
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
         probe.setblocking(False)  # a full backlog is EAGAIN
+        # the kernel is asked, as ZeroMQ retries without a word (decision 027)
         code = probe.connect_ex(str(path))
     if code == errno.ENOENT:
         why = "there is no such socket"

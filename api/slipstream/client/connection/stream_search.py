@@ -23,7 +23,8 @@ from slipstream_ipc.messages import Locate, Located, Superseded
 _LOCATE_S = 2.0  # for replicas to say whether they have a stream
 _MISSING_S = 2.0  # for replicas that are away to come, where the others do not have it
 _MOST_MOVES = 2**31  # that a replica's word is taken for
-_READER_MOVES = 2**16  # what a later reader's `moves` are ahead of an earlier one's
+# what a later reader's `moves` are ahead of an earlier one's, which moves later (decision 038)
+_READER_MOVES = 2**16
 
 
 @dataclass(eq=False, slots=True)

@@ -28,7 +28,7 @@ from typing import Generic, Literal, TypeVar
 
 S = TypeVar("S", bound=Hashable)
 
-MAX_STARTS = 256  # at a member, in any second
+MAX_STARTS = 256  # at a member, in any second: each is a prefill there (decision 038)
 MAX_STRIKES = 3
 _BEFORE_THE_END_S = 2.0  # of a drain, streams move
 _SECOND = 1.0

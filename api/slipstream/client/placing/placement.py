@@ -20,6 +20,7 @@ from slipstream.client.placing.prompt_keys import KEY_TOKENS, PromptKey
 from slipstream.client.placing.rendezvous import Uint64s, homes
 
 PREFIX_WEIGHT = 4.0  # of a token to compute, beside one that waits in a queue
+# chosen over simulated replicas (decision 038)
 NOT_HOME_TOKENS = 4096.0  # more for a conversation that begins elsewhere: its next turn goes home
 COMMON_CONVERSATIONS = 2  # a key with which more than these began is not one conversation's
 _MAX_COUNTED_KEYS = 2**15

@@ -44,7 +44,7 @@ class StackHealth:
     def status(self, now: float, *, is_draining: bool) -> HealthStatus:
         """The status of the stack as a whole; `unhealthy` where only its restart helps."""
         if self._heard_at is not None and now >= self._heard_at + self._hang_timeout_s:
-            return "unhealthy"
+            return "unhealthy"  # 503: alone where a restart from outside helps (decision 012)
         if is_draining:
             return "draining"
         states = set(self.processes.values())

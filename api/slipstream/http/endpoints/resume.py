@@ -59,6 +59,7 @@ QUERY = ("include_usage", "continuous_usage_stats", "logprobs", "last_event_id")
 
 def accepts_events(request: HttpRequest) -> bool:
     """True if the client accepts `text/event-stream`, and so may use event ids."""
+    # others take every line of a stream for data (decision 024)
     return b"text/event-stream" in request.headers.get(b"accept", b"").lower()
 
 

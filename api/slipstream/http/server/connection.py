@@ -369,6 +369,7 @@ class Connection(web.RequestHandler):
             end = data.find(_HEAD_END, begin) + len(_HEAD_END)
             if end < len(_HEAD_END) or end == len(data):
                 break
+            # decision 023
             self._feed_piece(data[begin:end])
             begin = end
         if not self._ignores_input:

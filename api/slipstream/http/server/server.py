@@ -98,6 +98,7 @@ class Server:
         self._held: Counter[bytes | None] = Counter()  # of them, by tenant
         self._is_refusing = False
         self._loop = asyncio.get_running_loop()
+        # aiohttp's task of each request costs 12 µs (decision 023)
         self._loop.set_task_factory(_task)
         self._acceptor: Acceptor | None = None
         self._ticker = self._call_tick()

@@ -170,4 +170,4 @@ class ForkClient:
 
 def _become_reaper(is_one: bool) -> None:
     """Set whether this process adopts orphans, as children of a fork server at once are."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0)  # decision 013

@@ -69,7 +69,8 @@ _STANDARD_ERROR = 2
 _VERSION = installed_version()  # when this process began; another may be installed later
 # signals that a process causes itself; others are sent to it
 _FATAL = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-_BUSY_CPU_SHARE = 0.1  # of the time in which it was not kept waiting for a CPU
+# of the time in which it was not kept waiting for a CPU (decision 012)
+_BUSY_CPU_SHARE = 0.1
 _LEAST_CPU_SHARE = 0.02  # of all time: with less than that, a loop that does not hang may be silent
 _logger = logging.getLogger(__name__)
 _Process = TypeVar("_Process", ForkedProcess, "subprocess.Popen[bytes]")
@@ -175,6 +176,7 @@ class Child:
         """True if the supervisor reads the child's beats at once: they report a load, or child
         processes.
         """
+        # lines of the others wait for the turns that these cause (decision 013)
         return isinstance(self.numbers, CoreNumbers) or bool(self.processes and self.is_active)
 
     def drain(self, within_s: float) -> None:

@@ -53,6 +53,7 @@ def row_product(
     UPPER: tl.constexpr = N * K if GATE >= 0 else 0
     if EARLY:
         gdc_launch_dependents()
+    # before the wait: weights need no result of the kernel before (decision 034)
     part = tl.load(at, eviction_policy="evict_first")
     upper = part
     if GATE >= 0:

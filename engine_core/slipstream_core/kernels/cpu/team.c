@@ -30,7 +30,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SPIN_NS 50000
+#define SPIN_NS 50000         /* of looking for work, before a futex (decision 031) */
 #define SUSPECT_NS 300000     /* a chunk that takes this long may have been preempted */
 #define WINDOW_NS 50000000    /* of computing, over which a helper's losses are counted */
 #define LEAST_AWAY_NS 20000000
@@ -115,6 +115,7 @@ static void account(Times *f, int64_t took) {
     f->computed += computed;
     f->lost += lost < took ? lost : took;
     if (f->lost > f->computed / 2) {
+        /* a team waits for no helper that has lost its core (decision 031) */
         stay_away(f);
     } else if (f->computed > WINDOW_NS) {
         f->lost = (int64_t)((double)f->lost * WINDOW_NS / (double)f->computed);
