@@ -75,7 +75,6 @@ class QueryQueue:
             turns = self._turns.pop(tenant)
             key = turns.next()
             if key is not None:
-                turns.discard(key)  # the tenant's next query need not wait for the answer
                 self._turns[tenant] = turns  # after the other tenants
                 query = self._waiting.pop(key)
                 self._chars_in_process += query.size

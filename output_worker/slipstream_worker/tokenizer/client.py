@@ -4,6 +4,9 @@
   that was being rendered in two deaths is refused. The child's note (`render_note`) has the prompts
   that were being rendered; prompts that only waited are not charged. As one of each lane may be
   rendered at once (`long_prompts`), a long one is refused only if no such shorter one was.
+- The child has of each lane only what has its turn (`TenantOrder`): one long prompt, or short ones
+  of MAX_CHARS_IN_CHILD. So a tenant's short prompt waits for no more than these, however many
+  another tenant has sent.
 - A child that sends no beats for `hang_timeout_s` is killed. A restarted one that is loading may be
   silent for half of `wait_s`, which leaves its successor the other half, and may take LOAD_S. The
   first child may take as long as its tokenizer needs. Time in which the child's loop was ready to
@@ -56,6 +59,9 @@ LOAD_S = 120.0
 WAIT_S = 60.0
 LONG_S = 60.0  # for any long prompt, and besides
 LONG_CHARS_PER_S = 2**14  # an eighth of what the demo model's tokenizer does on a busy machine
+# of short prompts, some 20 ms of work, which outlast a turn of the worker's loop
+MAX_CHARS_IN_CHILD = 2**16
+PROMPT_CHARS = 128  # what a prompt costs besides its text, in characters
 _STOP_WITHIN_S = 1.0
 _NO_PROCESS = "prompts cannot be tokenised at the moment: see the server's log"
 
@@ -66,7 +72,7 @@ class RenderSource(Protocol):
     def ask(self, request: Render, tenant: bytes = b"") -> int:
         """Have a prompt rendered; returns the key of its answer (`request.key` is ignored).
 
-        tenant: whose turn it is rendered in, if it is long; empty: that of all queries.
+        tenant: whose turn it is rendered in; empty: that of all queries.
         """
 
     def withdraw(self, key: int) -> bool:
@@ -83,12 +89,12 @@ class RenderSource(Protocol):
 
 
 class _Lane:
-    """The prompts of a lane of long ones, and the beats that the child has noted since it began the
-    one that has its turn.
+    """The prompts of a lane and, if they are long, the beats that the child has noted since it
+    began the one that has its turn.
     """
 
-    def __init__(self) -> None:
-        self.order = TenantOrder()
+    def __init__(self, order: TenantOrder) -> None:
+        self.order = order
         self.num_beats = 0
 
 
@@ -143,8 +149,8 @@ class TokenizerClient:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder[FromTokenizerProcess](FromTokenizerProcess)
         self._waiting: dict[int, Render] = {}  # oldest first
-        # the long ones among them, one at a time of each lane
-        self._lanes = {lane: _Lane() for lane in range(1, NUM_LANES)}
+        short = TenantOrder(MAX_CHARS_IN_CHILD, by_arrival=True)
+        self._lanes = [_Lane(short), *(_Lane(TenantOrder()) for _ in range(1, NUM_LANES))]
         self._num_beats = 0  # of all children, that were noted at the last beat of ours
         self._has_culprit = False  # the child was killed over a prompt that is refused already
         self._strikes: dict[int, int] = {}
@@ -180,16 +186,14 @@ class TokenizerClient:
     def ask(self, request: Render, tenant: bytes = b"") -> int:
         """Have a prompt rendered; returns the key of its answer (`request.key` is ignored).
 
-        tenant: whose turn it is rendered in, if it is long; empty: that of all queries.
+        tenant: whose turn it is rendered in; empty: that of all queries.
         """
         self._next_key += 1
         request = msgspec.structs.replace(request, key=self._next_key)
         self._waiting[request.key] = request
-        if lane := self._lanes.get(lane_of(request)):
-            lane.order.add(request.key, size_of(request), tenant)
-            self._send_long()
-        elif self._is_ready:
-            self._send(request)
+        lane = self._lane_of(request)
+        lane.order.add(request.key, size_of(request) + PROMPT_CHARS, tenant)
+        self._send_next(lane)
         return request.key
 
     def withdraw(self, key: int) -> bool:
@@ -197,7 +201,7 @@ class TokenizerClient:
         request = self._waiting.get(key)
         if request is None:
             return True
-        if self._is_ready and self._has_its_turn(request):
+        if self._is_ready and key in self._lane_of(request).order.turns:
             return False  # it was sent
         self._forget(key)
         return True
@@ -223,8 +227,10 @@ class TokenizerClient:
             if isinstance(answer, Rendered):
                 if answer.key not in self._waiting:
                     continue
-                self._forget(answer.key)
-                self._send_long()
+                lane = self._forget(answer.key)
+                # several at once: each time that there is something to send costs a system call
+                if lane.order.size <= MAX_CHARS_IN_CHILD // 2:
+                    self._send_next(lane)
                 yield answer
             else:
                 if self._child is None or answer.pid != self._child.pid:
@@ -269,8 +275,8 @@ class TokenizerClient:
         self._num_beats += num_new
         self._has_spoken = self._has_spoken or num_new > 0
         in_progress = self._note.in_progress()
-        for lane in self._lanes.values():
-            if lane.order.current in in_progress:
+        for lane in self._lanes[1:]:
+            if any(key in in_progress for key in lane.order.turns):
                 lane.num_beats += num_new
 
     def condition(self, now: float) -> OwnProcess:
@@ -309,13 +315,12 @@ class TokenizerClient:
             self._kill()
             return
         self._is_ready = True
-        for lane in self._lanes.values():
-            lane.num_beats = 0
         self.num_failed = 0
-        for request in self._waiting.values():
-            if self._has_its_turn(request):
-                self._send(request)
-        self._send_long()
+        for key in sorted(key for lane in self._lanes for key in lane.order.turns):
+            self._send(self._waiting[key])
+        for lane in self._lanes:
+            lane.num_beats = 0
+            self._send_next(lane)
 
     def _why_hung(self, now: float) -> str:
         """Why the child counts as hung; empty if it does not."""
@@ -361,8 +366,8 @@ class TokenizerClient:
 
     def _check_long(self) -> Iterator[Rendered]:
         """Refuse a long prompt that has its turn and has taken too long, and end its thread."""
-        for lane in self._lanes.values():
-            key = lane.order.current
+        for lane in self._lanes[1:]:
+            key = next(iter(lane.order.turns), None)
             if key is None or not self._is_ready or not lane.num_beats:
                 continue
             most_s = self._long_s + size_of(self._waiting[key]) / LONG_CHARS_PER_S
@@ -398,24 +403,21 @@ class TokenizerClient:
         self._forget(key)
         return Rendered(key, fault=Fault(code, why))
 
-    def _forget(self, key: int) -> None:
-        """A prompt that waits is answered, or will not be."""
-        lane = self._lanes.get(lane_of(self._waiting.pop(key)))
+    def _forget(self, key: int) -> _Lane:
+        """A prompt that waits is answered, or will not be. Returns its lane."""
+        lane = self._lane_of(self._waiting.pop(key))
         self._strikes.pop(key, None)
-        if lane is not None:
-            lane.order.discard(key)
+        lane.order.discard(key)
+        return lane
 
-    def _has_its_turn(self, request: Render) -> bool:
-        """Whether a prompt is for the child now: it is short, or its lane's current one."""
-        lane = self._lanes.get(lane_of(request))
-        return lane is None or lane.order.current == request.key
+    def _lane_of(self, request: Render) -> _Lane:
+        return self._lanes[lane_of(request)]
 
-    def _send_long(self) -> None:
-        """Send the next prompt of each lane of which none is being rendered."""
-        for lane in self._lanes.values() if self._is_ready else ():
-            if (key := lane.order.next()) is not None:
-                lane.num_beats = 0
-                self._send(self._waiting[key])
+    def _send_next(self, lane: _Lane) -> None:
+        """Send the prompts that have their turn now."""
+        while self._is_ready and (key := lane.order.next()) is not None:
+            lane.num_beats = 0
+            self._send(self._waiting[key])
 
     def _send(self, request: Render) -> None:
         self._is_drained = False

@@ -6,7 +6,8 @@ text, a prompt of five words took 0.5 ms at the 99th percentile, and 44 ms at mo
 
 - A prompt is in a lane by its size (`lane_of`). The tokenizer process renders short ones beside its
   loop, and one of each lane of long ones at a time, on that lane's thread: nobody waits for one
-  that is many times as large. Within a lane tenants take turns (`fair_order`).
+  that is many times as large. Within a lane tenants take turns (`fair_order`), also among short
+  ones, of which the process has only a few at a time.
 - A prompt that cannot fit the model is refused after part of it has been tokenised
   (`tokens_if_too_long`), so that it costs hardly more than the longest prompt that fits.
 """

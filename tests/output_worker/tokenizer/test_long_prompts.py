@@ -18,7 +18,11 @@ from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import ChatMessage, Render, Rendered, TokenizerReady
 from slipstream_ipc.restart_backoff import STEADY_S
 from slipstream_worker.tokenizer import long_prompts
-from slipstream_worker.tokenizer.client import TokenizerClient
+from slipstream_worker.tokenizer.client import (
+    MAX_CHARS_IN_CHILD,
+    PROMPT_CHARS,
+    TokenizerClient,
+)
 from slipstream_worker.tokenizer.fair_order import FAIRNESS, FairOrder, TenantOrder
 from slipstream_worker.tokenizer.long_prompts import (
     LONG_CHARS,
@@ -45,16 +49,11 @@ def test_what_is_long() -> None:
     assert not is_long(Render(0, token_ids=bytes(4 * LONG_CHARS)))
 
 
-def test_the_shorter_goes_first_one_at_a_time() -> None:
+def test_the_shorter_goes_first() -> None:
     line = FairOrder()
     for key, size in ((1, 900), (2, 100), (3, 500), (4, 100)):
         line.add(key, size)
-    order = []
-    while (key := line.next()) is not None:
-        assert line.next() is None
-        order.append(key)
-        line.discard(key)
-    assert order == [2, 4, 3, 1]
+    assert [line.next() for _ in range(5)] == [2, 4, 3, 1, None]
 
 
 def test_who_is_gone_gets_no_turn() -> None:
@@ -63,9 +62,7 @@ def test_who_is_gone_gets_no_turn() -> None:
     line.add(2, 20)
     line.discard(1)
     line.discard(7)
-    assert (line.next(), line.current) == (2, 2)
-    line.discard(2)
-    assert line.next() is line.current is None
+    assert [line.next(), line.next()] == [2, None]
 
 
 @given(st.integers(1, 1000), st.lists(st.integers(1, 1000), max_size=200))
@@ -82,7 +79,6 @@ def test_nobody_is_overtaken_for_ever(size: int, others: list[int]) -> None:
             return
         assert served <= FAIRNESS * size
         served += others[turn - 1]
-        line.discard(turn)
 
 
 def test_what_is_too_long_is_known_from_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +195,43 @@ def test_nobody_waits_for_one_that_is_many_times_as_large(played: Played) -> Non
     assert played.asked(0) == []
 
 
+def many_of(played: Played, num: int) -> list[int]:
+    """Prompts of a tenant that are short, and of which the child has four at a time."""
+    size = MAX_CHARS_IN_CHILD // 4 - PROMPT_CHARS
+    assert size <= LONG_CHARS
+    return [played.prompts.ask(Render(0, f"{at:<{size}}"), b"many") for at in range(num)]
+
+
+def test_a_short_prompt_waits_for_few_of_another_tenants(played: Played) -> None:
+    """The child had all 100 of 16,000 characters, and another's short prompt came after them."""
+    many = many_of(played, 100)
+    assert played.asked(4) == many[:4]
+    mine = played.prompts.ask(Render(0, "short"), b"one")
+    assert played.asked(0) == []
+    played.answer(Rendered(many[0]))
+    assert played.asked(0) == [], "it has more than half of them"
+    played.answer(Rendered(many[1]))
+    assert played.asked(3) == [mine, *many[4:6]]
+    assert played.prompts.withdraw(many[-1])
+    assert not played.prompts.withdraw(many[5])
+
+
+def test_a_short_prompt_is_sent_at_once_where_the_child_has_few(played: Played) -> None:
+    many = many_of(played, 3)
+    mine = [played.prompts.ask(Render(0, f"short {at}"), b"one") for at in range(2)]
+    assert played.asked(5) == many + mine
+
+
+def test_the_next_child_is_asked_again_what_had_its_turn(played: Played) -> None:
+    many = many_of(played, 9)
+    mine = [played.prompts.ask(Render(0, f"short {at}"), b"one") for at in range(2)]
+    assert played.asked(4) == many[:4]
+    assert played.die(many[0]) == []
+    assert played.asked(4) == many[:4]
+    assert played.die(many[0]) == [many[0]]
+    assert played.asked(6) == [*many[1:4], *mine, many[4]]
+
+
 def test_a_huge_one_is_refused_only_after_those_of_shorter_lanes(played: Played) -> None:
     ask = played.prompts.ask
     huge, killer = ask(Render(0, "x" * 720_000)), ask(long(1))
@@ -303,7 +336,7 @@ def served_in(line: TenantOrder) -> list[int]:
     order = []
     while (key := line.next()) is not None:
         assert line.next() is None
-        assert line.current == key
+        assert [*line.turns] == [key]
         order.append(key)
         line.discard(key)
     return order
@@ -341,31 +374,64 @@ def test_a_tenant_gains_nothing_by_its_absence_and_pays_for_what_it_had() -> Non
     st.lists(
         st.tuples(st.integers(0, 2), st.sampled_from([b"a", b"b", b"c"]), st.integers(1, 99)),
         max_size=60,
-    )
+    ),
+    st.integers(1, 300),
+    st.booleans(),
 )
 def test_all_that_is_added_has_its_turn_unless_it_is_discarded(
-    steps: list[tuple[int, bytes, int]],
+    steps: list[tuple[int, bytes, int]], max_size: int, by_arrival: bool
 ) -> None:
-    line, waiting, served = TenantOrder(), dict[int, int](), 0
+    line, sizes = TenantOrder(max_size, by_arrival=by_arrival), dict[int, int]()
     for key, (kind, tenant, size) in enumerate(steps):
-        if kind == 0 and line.current is not None:
-            waiting.pop(line.current)
-            line.discard(line.current)
-            served += 1
-        elif kind == 1 and waiting:
-            gone = min(waiting)
-            waiting.pop(gone)
+        if kind == 0 and line.turns:
+            done = next(iter(line.turns))
+            del sizes[done]
+            line.discard(done)
+        elif kind == 1 and sizes:
+            gone = min(sizes)
+            del sizes[gone]
             line.discard(gone)
         else:
             line.add(key, size, tenant)
-            waiting[key] = size
+            sizes[key] = size
+        while line.next() is not None:
+            pass
+        *before, _last = [0, *line.turns.values()]
+        assert sum(before) < max_size, "the last one had room"
+        assert sum(line.turns.values()) >= max_size or len(line.turns) == len(sizes)
+        assert all(sizes[each] == size for each, size in line.turns.items())
+    while line.turns:
+        done = next(iter(line.turns))
+        del sizes[done]
+        line.discard(done)
         line.next()
-    if line.current is not None:
-        waiting.pop(line.current)
-        line.discard(line.current)
-    assert sorted(served_in(line)) == sorted(waiting)
+    assert not sizes
     assert not line._lines
-    assert not line._tenants
+    assert not line._waiting
+    assert not line._size
+
+
+def test_tenants_take_turns_of_equal_size_where_several_have_theirs() -> None:
+    line = TenantOrder(400, by_arrival=True)
+    for key in range(10):
+        line.add(key, 100, b"many")
+    assert [line.next() for _ in range(5)] == [0, 1, 2, 3, None]
+    for key in range(20, 25):
+        line.add(key, 50, b"one")
+    order = []
+    for done in range(4):
+        line.discard(done)
+        while (key := line.next()) is not None:
+            order.append(key)
+    assert order == [20, 21, 4, 22, 23, 5]
+
+
+@given(st.lists(st.integers(0, 99), max_size=30))
+def test_by_arrival_a_tenants_items_keep_their_order(sizes: list[int]) -> None:
+    line = TenantOrder(by_arrival=True)
+    for key, size in enumerate(sizes):
+        line.add(key, 1 + size)
+    assert served_in(line) == [*range(len(sizes))]
 
 
 def test_tenants_that_have_gone_are_forgotten() -> None:
