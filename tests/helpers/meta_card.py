@@ -35,7 +35,7 @@ from slipstream_core.model.text_tower import (
 )
 from slipstream_core.runner.graph_capture import Work
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.sampling.truncation_limits import TruncationLimits
+from slipstream_core.sampling.top_k_top_p import TruncationLimits
 from slipstream_core.sampling.whole_vocab_sampling import Chosen, Draws, RowEdits
 from slipstream_core.step.plan import StepPlan
 from slipstream_core.step.staging import CopyEvent, to_device

@@ -54,19 +54,18 @@ from slipstream_core.runner.graph_capture import (
 from slipstream_core.runner.mixed_forwards import MixedForwards
 from slipstream_core.runner.readback import StepReadback, fetch, packed_layout, write_logprobs
 from slipstream_core.sampling.logits_processors import LogitsProcessors
-from slipstream_core.sampling.noise import row_keys
-from slipstream_core.sampling.sampler import (
+from slipstream_core.sampling.noise import draw, row_keys
+from slipstream_core.sampling.sampler import divisors
+from slipstream_core.sampling.token_bitmask import masked_rows, masks_of
+from slipstream_core.sampling.top_k_top_p import (
     NUM_CANDIDATES,
-    divisors,
-    draw,
+    TruncationLimits,
     draw_candidates,
     effective_top_ks,
     limited_twice,
     may_reach_further,
 )
-from slipstream_core.sampling.token_bitmask import masked_rows, masks_of
 from slipstream_core.sampling.top_tokens import logprob_columns
-from slipstream_core.sampling.truncation_limits import TruncationLimits
 from slipstream_core.sampling.whole_vocab_sampling import (
     Draws,
     RowEdits,

@@ -32,7 +32,7 @@ def packed_layout(
 ) -> Layout:
     """The layout of `num_rows` ids and `num_asking` rows of `width` log-probabilities.
 
-    `with_covered` adds the second result of `sampler.draw_candidates`, one word per row.
+    `with_covered` adds the second result of `top_k_top_p.draw_candidates`, one word per row.
     """
     fields = [Field("token_ids", np.int32, num_rows)]
     if with_covered:

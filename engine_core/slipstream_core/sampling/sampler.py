@@ -12,11 +12,9 @@ for the device, and no Python runs per row.
 - A row's token depends only on its own logits, parameters, seed and position. Every path draws
   from noise stream 0 first, so a row without truncation gets the same token alone and in a batch
   that takes the longer path for other rows.
-- Truncation looks at the NUM_CANDIDATES most likely tokens. A row whose kept set may reach further
-  is drawn by rejection: from the whole vocabulary, until the token lies in the kept set. That is
-  exact and sorts no row, except where top_p follows a top_k larger than NUM_CANDIDATES: the mass
-  that top_k leaves needs that row's top_k largest logits. On a card one kernel draws these rows
-  (`whole_vocab_sampling`) without waiting; without Triton the device is asked which rows they are.
+- Truncation (`top_k_top_p`) first draws among the most likely tokens. The rows whose kept set may
+  reach further are drawn by one kernel on a card (`whole_vocab_sampling`), without waiting; without
+  Triton the device is asked which rows they are.
 """
 
 from __future__ import annotations
@@ -28,16 +26,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_core.sampling.noise import exponential, row_keys
+from slipstream_core.sampling.noise import draw, row_keys
 from slipstream_core.sampling.token_bitmask import apply_masks
-from slipstream_core.sampling.top_tokens import logprob_columns, most_likely
-from slipstream_core.sampling.truncation_limits import (
+from slipstream_core.sampling.top_k_top_p import (
     TruncationLimits,
+    draw_candidates,
+    draw_from_rows,
+    effective_top_ks,
+    limited_twice,
     log_total_by_slices,
+    may_reach_further,
 )
+from slipstream_core.sampling.top_tokens import logprob_columns, most_likely
 from slipstream_core.sampling.whole_vocab_sampling import Draws
 from slipstream_core.step.plan import (
-    Bools,
     Float32s,
     Int32s,
     Int64s,
@@ -49,12 +51,6 @@ from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 
 if TYPE_CHECKING:
     from slipstream_core.sampling.whole_vocab_sampling import WholeVocabSampler
-
-NUM_CANDIDATES = 256
-
-# Elements per chunk of whole-vocabulary draws on a CPU: temporaries of 512 KiB stay in its cache,
-# which halves the time of a large batch.
-_CPU_CHUNK = 1 << 17
 
 # At this temperature the distribution is already a single token; dividing by less could overflow.
 _MIN_TEMPERATURE = 1e-5
@@ -210,156 +206,6 @@ def divisors(temperatures: Float32s) -> Float32s:
     positive = np.where(temperatures > 0, temperatures, 1.0)
     result: Float32s = np.maximum(positive, _MIN_TEMPERATURE).astype(np.float32)
     return result
-
-
-def effective_top_ks(plan: StepPlan, vocab_size: int) -> Int32s:
-    """top_k of the sampled rows, [S]; 0 where it keeps the whole vocabulary."""
-    return np.where(plan.top_ks >= vocab_size, 0, plan.top_ks)
-
-
-def may_reach_further(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Bools:
-    """True for rows that may keep tokens beyond the candidates, bool [S]."""
-    if vocab_size <= NUM_CANDIDATES:
-        return np.zeros(len(top_ks), np.bool_)
-    bounded = (top_ks > 0) & (top_ks <= NUM_CANDIDATES)
-    result: Bools = ~bounded & (plan.temperatures > 0)
-    return result
-
-
-def limited_twice(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Int64s:
-    """Rows of `may_reach_further` that have both top_k and top_p, int64 [B].
-
-    Their top_p is a share of the mass that top_k leaves.
-    """
-    has_both = (top_ks > 0) & (plan.top_ps < 1)
-    return np.flatnonzero(has_both & may_reach_further(plan, top_ks, vocab_size))
-
-
-def draw_candidates(
-    limits: TruncationLimits, keys: torch.Tensor, whole: WholeVocabSampler | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw among the candidates; returns tokens int64 [S] and bool [S].
-
-    The second is whether the candidates contain a row's whole kept set; it is False for rows with
-    top_k, see `may_reach_further`. `keys` is int32 [2, S].
-    """
-    width = min(NUM_CANDIDATES, limits.scaled.shape[1])
-    likeliest = most_likely if whole is None else whole.most_likely
-    values, ids = likeliest(limits.scaled, width)
-    return draw_among(values, ids, limits, keys)
-
-
-def draw_among(
-    values: torch.Tensor, ids: torch.Tensor, limits: TruncationLimits, keys: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw among given candidates, as `draw_candidates` does: scaled logits and ids [S, width],
-    best first.
-    """
-    width = values.shape[1]
-    probs = (values - limits.log_total).exp_()
-    bounded = (limits.top_ks > 0) & (limits.top_ks <= width)
-    ranks = torch.arange(width, device=values.device)
-    probs = torch.where(bounded & (ranks >= limits.top_ks), 0, probs)
-    kept_mass = torch.where(bounded, probs.sum(-1, keepdim=True), 1.0)
-    before = probs.cumsum(-1) - probs  # mass of the likelier tokens
-    keep = (
-        (probs > 0) & (before < limits.top_ps * kept_mass) & (probs >= limits.min_ps * probs[:, :1])
-    )
-    keep[:, 0] = True
-    noise = exponential(keys, ids.int()).log_()
-    choice = (values - noise).masked_fill_(~keep, -torch.inf).argmax(-1, keepdim=True)
-    last = probs[:, -1:]
-    covered = (limits.top_ks == 0) & (
-        (before[:, -1:] + last >= limits.top_ps) | (last < limits.min_ps * probs[:, :1])
-    )
-    return ids.gather(1, choice)[:, 0], covered[:, 0]
-
-
-def draw_from_rows(
-    limits: TruncationLimits,
-    masses: torch.Tensor,  # see TruncationLimits.masses
-    rows: Int64s,  # [F] among those of the limits
-    seeds: Int64s,  # [F]
-    positions: npt.NDArray[np.integer],  # [F]
-    vocab: torch.Tensor,
-) -> torch.Tensor:
-    """Exact tokens of rows whose kept set may exceed the candidates, int64 [F]."""
-    chunk = _rows_per_chunk(limits.scaled)
-    drawn = []
-    for start in range(0, len(rows), chunk):
-        some = slice(start, start + chunk)
-        index = _to(rows[some], limits.scaled)
-        drawn.append(
-            _draw_by_rejection(limits.of(index), masses[index], seeds[some], positions[some], vocab)
-        )
-    return torch.cat(drawn)
-
-
-def _draw_by_rejection(
-    limits: TruncationLimits,
-    masses: torch.Tensor,  # see TruncationLimits.masses
-    seeds: Int64s,
-    positions: npt.NDArray[np.integer],
-    vocab: torch.Tensor,
-) -> torch.Tensor:
-    """Draw as `draw_from_rows` does, for all rows at once.
-
-    Whether a token is kept depends on the likelier tokens only. So a rejected token shows that all
-    tokens no likelier than it lie outside too, and the next round leaves them out: the draw stays
-    exact, and the number of rounds grows with the logarithm of the vocabulary.
-    """
-    scaled = limits.scaled
-    probs = (scaled - limits.log_total).exp_()
-    least = scaled.amax(-1, keepdim=True) + limits.min_ps.log()
-    live = scaled.masked_fill(scaled < least, -torch.inf)
-    token_ids = torch.zeros(len(scaled), dtype=torch.int64, device=scaled.device)
-    rows = np.arange(len(scaled))
-    stream = 0
-    while len(rows):
-        index = _to(rows, scaled)
-        keys = _to(row_keys(seeds[rows], positions[rows], stream), scaled)
-        drawn = draw(live[index], keys, vocab)
-        token_ids[index] = drawn
-        threshold = scaled[index, drawn][:, None]
-        likelier = scaled[index] > threshold
-        mass = torch.where(likelier, probs[index], 0).sum(-1, keepdim=True)
-        top_ks = limits.top_ks[index]
-        kept = (mass < masses[index]) & ((top_ks == 0) | (likelier.sum(-1, keepdim=True) < top_ks))
-        # the most likely token is always kept, despite rounding, so the loop ends
-        kept |= ~likelier.any(-1, keepdim=True)
-        live[index] = live[index].masked_fill_(scaled[index] <= threshold, -torch.inf)
-        rows = rows[~kept[:, 0].cpu().numpy()]
-        stream += 1
-    return token_ids
-
-
-def draw(scaled: torch.Tensor, keys: torch.Tensor, vocab: torch.Tensor) -> torch.Tensor:
-    """One token per row from softmax(scaled), int64 [S]; keys int32 [2, S]."""
-    return best_scores(scaled, keys, vocab)[1]
-
-
-def best_scores(
-    scaled: torch.Tensor, keys: torch.Tensor, ids: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest of each row's logits with noise, and its column; [S] each.
-
-    scaled: [S, N], of the `ids`, int32 [N]. keys: int32 [2, S].
-    """
-    chunk = _rows_per_chunk(scaled)
-    best, columns = [], []
-    for part, part_keys in zip(
-        torch.split(scaled, chunk), torch.split(keys, chunk, 1), strict=True
-    ):
-        noisy = part - exponential(part_keys, ids).log_()
-        columns.append(noisy.argmax(-1))  # by torch: recordings replay its operators alone
-        best.append(noisy.gather(1, columns[-1][:, None])[:, 0])
-    return (best[0], columns[0]) if len(best) == 1 else (torch.cat(best), torch.cat(columns))
-
-
-def _rows_per_chunk(scaled: torch.Tensor) -> int:
-    if scaled.device.type != "cpu":
-        return len(scaled)
-    return max(1, _CPU_CHUNK // scaled.shape[1])
 
 
 def _to(column: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:

@@ -21,12 +21,11 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from slipstream_core.sampling.noise import row_keys
-from slipstream_core.sampling.sampler import (
+from slipstream_core.sampling.noise import best_scores, row_keys
+from slipstream_core.sampling.sampler import argmax, divisors
+from slipstream_core.sampling.top_k_top_p import (
     NUM_CANDIDATES,
-    argmax,
-    best_scores,
-    divisors,
+    TruncationLimits,
     draw_among,
     draw_from_rows,
     effective_top_ks,
@@ -34,7 +33,6 @@ from slipstream_core.sampling.sampler import (
     may_reach_further,
 )
 from slipstream_core.sampling.top_tokens import most_likely
-from slipstream_core.sampling.truncation_limits import TruncationLimits
 from slipstream_core.sharding.collectives import (
     gather_over_ranks,
     ids_from_lead,

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from slipstream_core.kernels.card.triton_support import compiling, is_wanted, unready
+from slipstream_core.sampling.top_k_top_p import TruncationLimits
 from slipstream_core.sampling.top_tokens import most_likely
-from slipstream_core.sampling.truncation_limits import TruncationLimits
 
 _INTERPRETED_BLOCK = 256  # so that small vocabularies span several blocks
 _ID_BITS = 0x7FFFFFFF

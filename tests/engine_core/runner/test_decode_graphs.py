@@ -42,7 +42,7 @@ from slipstream_core.runner.graph_capture import (
 from slipstream_core.runner.kv_cache_size import largest_plan
 from slipstream_core.runner.mixed_forwards import MixedForwards
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.sampling import sampler
+from slipstream_core.sampling import top_k_top_p
 from slipstream_core.step.plan import StepPlan
 
 MakeRunner = Callable[..., TorchRunner]
@@ -148,7 +148,7 @@ def test_kept_sets_beyond_the_candidates(
     make: MakeRunner, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At a high temperature top_p keeps more than eight tokens, at a low one it does not."""
-    monkeypatch.setattr(sampler, "NUM_CANDIDATES", 8)
+    monkeypatch.setattr(top_k_top_p, "NUM_CANDIDATES", 8)
     is_covered = DecodeGraphs._is_covered
     found = []
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tests.helpers.sampling_plans import Row, assert_follows, distribution, plan_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slipstream_core.sampling import sampler
+from slipstream_core.sampling import sampler, top_k_top_p
 from slipstream_core.sampling.sampler import RawLogprobs, sample
 
 torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
@@ -92,13 +92,13 @@ def test_large_vocabulary_follows_the_distribution(row: Row) -> None:
 def test_the_cases_above_take_the_rejection_path(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = logits_of(700, 0.7, seed=1)
     taken = []
-    original = sampler._draw_by_rejection
+    original = top_k_top_p._draw_by_rejection
 
-    def spy(limits: sampler.TruncationLimits, *others: object) -> torch.Tensor:
+    def spy(limits: top_k_top_p.TruncationLimits, *others: object) -> torch.Tensor:
         taken.append(len(limits.scaled))
         return original(limits, *others)
 
-    monkeypatch.setattr(sampler, "_draw_by_rejection", spy)
+    monkeypatch.setattr(top_k_top_p, "_draw_by_rejection", spy)
     paths = []
     for row in LARGE:
         taken.clear()
@@ -110,7 +110,7 @@ def test_the_cases_above_take_the_rejection_path(monkeypatch: pytest.MonkeyPatch
 def test_the_mass_that_top_k_keeps_is_that_of_each_rows_own() -> None:
     scaled = torch.randn(4, 40, generator=torch.Generator().manual_seed(0))
     top_ks, top_ps = torch.tensor([7, 39, 0, 12]), torch.tensor([0.5, 0.5, 0.5, 1.0])
-    limits = sampler.TruncationLimits(scaled, top_ks, top_ps, torch.zeros(4))
+    limits = top_k_top_p.TruncationLimits(scaled, top_ks, top_ps, torch.zeros(4))
     masses = limits.masses(torch.tensor([1, 0]), 39)[:, 0].tolist()
     shares = scaled.softmax(-1).sort(descending=True).values.cumsum(-1)
     assert masses[:2] == pytest.approx([float(0.5 * shares[0, 6]), float(0.5 * shares[1, 38])])
@@ -142,7 +142,7 @@ def test_only_rows_that_are_limited_twice_have_their_top_k_looked_at() -> None:
     ):
         with LargestTaken() as taken:
             run(logits, [*others, row])
-        assert taken.sizes == [(7, sampler.NUM_CANDIDATES), *expected]
+        assert taken.sizes == [(7, top_k_top_p.NUM_CANDIDATES), *expected]
 
 
 def test_rejection_ends_where_little_is_kept() -> None:

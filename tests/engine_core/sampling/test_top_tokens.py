@@ -11,7 +11,8 @@ from tests.helpers.sampling_plans import Row, plan_of
 
 from slipstream_core.sampling import top_tokens as module
 from slipstream_core.sampling.logprobs import candidates
-from slipstream_core.sampling.sampler import NUM_CANDIDATES, sample
+from slipstream_core.sampling.sampler import sample
+from slipstream_core.sampling.top_k_top_p import NUM_CANDIDATES
 from slipstream_core.sampling.top_tokens import most_likely
 from slipstream_ipc.history.wide_logprobs import Candidates
 

@@ -2,7 +2,7 @@
 """A Triton kernel that draws a token from a row's whole kept set, one program per row.
 
 The noise is that of `noise.py`, bit for bit up to the conversion to float. The truncated draw is
-that of `sampler._draw_by_rejection`, in the same rounds with the same streams.
+that of `top_k_top_p._draw_by_rejection`, in the same rounds with the same streams.
 
 - A row that is not wanted costs one load; which rows are wanted is known only on the card.
 - A rejected token raises the floor of the tokens that may still be drawn, and the most likely token

@@ -15,12 +15,12 @@ if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
 from msgspec.structs import replace
 from tests.helpers.sampling_plans import Row, plan_of
 
-from slipstream_core.sampling import sampler
-from slipstream_core.sampling.noise import row_keys
-from slipstream_core.sampling.sampler import NUM_CANDIDATES, draw, sample
+from slipstream_core.sampling import top_k_top_p
+from slipstream_core.sampling.noise import draw, row_keys
+from slipstream_core.sampling.sampler import sample
 from slipstream_core.sampling.token_bitmask import masked_rows, masks_of
+from slipstream_core.sampling.top_k_top_p import NUM_CANDIDATES, TruncationLimits
 from slipstream_core.sampling.top_tokens import most_likely
-from slipstream_core.sampling.truncation_limits import TruncationLimits
 from slipstream_core.sampling.whole_vocab_sampling import (
     Chosen,
     Draws,
@@ -220,7 +220,7 @@ def test_truncated_rows_get_the_tokens_of_torchs_operators(
 ) -> None:
     """With few candidates most rows reach further, and some take several rounds."""
     if spread:
-        monkeypatch.setattr(sampler, "NUM_CANDIDATES", 4)
+        monkeypatch.setattr(top_k_top_p, "NUM_CANDIDATES", 4)
     rows = [
         row._replace(seed=100 * n + turn, position=turn + 1)
         for n, row in enumerate(ROWS)

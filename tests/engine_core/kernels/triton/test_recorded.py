@@ -21,7 +21,7 @@ from slipstream_core.model.loader import load_model
 from slipstream_core.runner import decode_graphs
 from slipstream_core.runner.decode_graphs import DecodeGraphs, GraphKind
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.sampling import sampler
+from slipstream_core.sampling import top_k_top_p
 from slipstream_core.step.plan import StepPlan
 
 NUM_TOKENS = 6
@@ -74,7 +74,7 @@ def test_equals_generate(
 
 def test_draws_as_torchs_operators_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With few candidates, kept sets reach further in most steps; nobody asks whether they do."""
-    for module in (sampler, decode_graphs):
+    for module in (top_k_top_p, decode_graphs):
         monkeypatch.setattr(module, "NUM_CANDIDATES", 8)
     asked: list[bool] = []
     monkeypatch.setattr(DecodeGraphs, "_is_covered", lambda *_: asked.append(True))
