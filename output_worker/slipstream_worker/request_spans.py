@@ -80,7 +80,7 @@ class RequestSpans:
         trace, admit, reader = stream.trace, stream.registration, stream.reader
         if trace is None or admit is None:
             return
-        is_first = reader is not None and reader.is_called(admit.owner, admit.handle)
+        is_first = reader is not None and reader.matches(admit.owner, admit.handle)
         if trace.is_reported and not is_first:
             stream.trace = None  # the first reader has the end from the worker that made the spans
             return

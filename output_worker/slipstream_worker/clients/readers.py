@@ -161,12 +161,12 @@ class StreamReaders:
             cursor = self._locate(stream, position)
         except Diverged as error:
             port.enqueue(_diverged(handle, error))
-            if stream.reader is not None and stream.reader.is_called(client, handle):
+            if stream.reader is not None and stream.reader.matches(client, handle):
                 self._drop_reader(stream)
             return
         before = stream.reader
         if before is not None:
-            if before.is_called(client, handle):
+            if before.matches(client, handle):
                 port.stop_reading(stream)
             else:
                 self._clients[before.client].supersede(stream)
@@ -226,7 +226,7 @@ class StreamReaders:
     def supersede(self, stream: WorkerStream, client: bytes, handle: int) -> None:
         """Tell the stream's reader, if it is another, that `client` takes over under `handle`."""
         reader = stream.reader
-        if reader is not None and not reader.is_called(client, handle):
+        if reader is not None and not reader.matches(client, handle):
             self._clients[reader.client].supersede(stream)
 
     def forget(self, stream: WorkerStream) -> None:

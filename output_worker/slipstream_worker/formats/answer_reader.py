@@ -40,8 +40,14 @@ from slipstream_worker.formats.channel_header import (
     ChannelHeader,
     parse_header,
 )
+from slipstream_worker.formats.delimiter_tables import (
+    FormatTables,
+    Move,
+    Place,
+    PlaceAction,
+    Triggers,
+)
 from slipstream_worker.formats.literals import Literals
-from slipstream_worker.formats.places import FormatTables, Move, Place, PlaceAction, Triggers
 from slipstream_worker.formats.scanners.scanner import (
     BLANKS,
     MAX_HELD_CHARS,

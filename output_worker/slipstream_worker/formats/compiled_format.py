@@ -8,7 +8,7 @@ from slipstream_ipc.formats.answer_format import AnswerFormat
 from slipstream_ipc.formats.tool_types import ToolTypes
 from slipstream_ipc.messages.answer import AnswerOptions
 from slipstream_worker.formats.answer_reader import AnswerReader
-from slipstream_worker.formats.places import FormatTables
+from slipstream_worker.formats.delimiter_tables import FormatTables
 
 
 class CompiledFormat:

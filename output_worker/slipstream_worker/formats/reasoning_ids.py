@@ -21,7 +21,7 @@ from slipstream_ipc.formats.answer_format import (
     Repeat,
 )
 from slipstream_ipc.messages import ReasoningIds, ReasoningSequences
-from slipstream_worker.formats.places import Place
+from slipstream_worker.formats.delimiter_tables import Place
 
 _MAX_IDS, _MAX_WAYS = 16, 16  # of one literal; a word of five letters has 16 ways at most
 

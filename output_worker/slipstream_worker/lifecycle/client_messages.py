@@ -372,7 +372,7 @@ class ClientMessages:
                 why = f"{type(error).__name__} while resuming the stream"
                 self._lifecycle.fail(stream, why)
             reader = None if stream is None else stream.reader
-            is_told = reader is not None and reader.is_called(session.identity, resume.handle)
+            is_told = reader is not None and reader.matches(session.identity, resume.handle)
             if reader is None or not is_told or reader.is_waiting:  # it would not get the end
                 self._readers.port(session.identity).enqueue(UnknownStreams((resume.handle,)))
 
@@ -449,7 +449,7 @@ def _render_of(submit: Submit, submission: Submission, card: ModelCard) -> Rende
 
 
 def _is_its_reader(stream: WorkerStream, client: bytes, handle: int) -> bool:
-    return stream.reader is not None and stream.reader.is_called(client, handle)
+    return stream.reader is not None and stream.reader.matches(client, handle)
 
 
 def _is_same(known: WorkerStream, submit: Submit, fingerprint: bytes) -> bool:

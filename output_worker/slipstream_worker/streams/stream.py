@@ -67,7 +67,7 @@ class Reader:
         """True if the reader has asked for the stream since it attached."""
         return not self.is_waiting or self.awaited is not None
 
-    def is_called(self, client: bytes, handle: int) -> bool:
+    def matches(self, client: bytes, handle: int) -> bool:
         """True if the reader is this client, under this handle."""
         return (self.client, self.handle) == (client, handle)
 

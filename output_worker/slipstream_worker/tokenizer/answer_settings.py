@@ -32,7 +32,7 @@ from slipstream_worker.formats.call_grammar import (
 )
 from slipstream_worker.formats.channel_grammar import ROLE
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
-from slipstream_worker.formats.places import Place
+from slipstream_worker.formats.delimiter_tables import Place
 from slipstream_worker.formats.property_types import Looks, property_types
 from slipstream_worker.formats.reasoning_ids import (
     Spellings,

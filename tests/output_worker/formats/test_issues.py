@@ -22,7 +22,7 @@ from slipstream_lab.formats.our_reader import ReadAnswer, ReadCall
 from slipstream_lab.formats.rendering import RENDERINGS, SampleCall, render
 from slipstream_worker.formats.call_grammar import Opened, call_grammar
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
-from slipstream_worker.formats.places import Place
+from slipstream_worker.formats.delimiter_tables import Place
 from slipstream_worker.formats.reasoning_ids import Spellings, reasoning_ids
 from slipstream_worker.formats.start_state import start_state
 
