@@ -1,4 +1,4 @@
-"""How the answer to a chat is to be read: what the worker's reader of answers is given.
+"""The settings by which the worker's reader reads the answer to a chat.
 
 It is a function of the request alone, so that a worker that renders a prompt again gets the same.
 """
@@ -77,7 +77,7 @@ class ReadFormat(NamedTuple):
         return AnswerSettings(self.format.name, self.digest, start, known, options)
 
     def reasoning_ids(self, settings: AnswerSettings, opened: str) -> ReasoningIds | None:
-        """How the core can follow the answer's reasoning; None where it cannot."""
+        """The ids by which the core can follow the answer's reasoning; None if it cannot."""
         return reasoning_ids(
             self.format,
             self.spellings,
@@ -155,9 +155,9 @@ class ReadFormat(NamedTuple):
         reasoning: ReasoningIds | None,
         form: StructuredForm,
     ) -> tuple[str, ReasoningIds | None]:
-        """What structured output of this form stands in (see Admit): beside calls, in messages of
-        channels, between tags; empty where it stands alone. And how the core follows it. Raises
-        BadRequest.
+        """The frame of structured output of this form (see Admit): beside calls, in messages of
+        channels, between tags; empty if it stands alone. And the ids by which the core follows it.
+        Raises BadRequest.
         """
         channels, token_ids = self.format.channels, self.spellings.token_ids
         found = self._opened(settings, opened)
@@ -188,7 +188,7 @@ class ReadFormat(NamedTuple):
         return structured_frame(channels, token_ids, tools, found), reasoning
 
     def _opened(self, settings: AnswerSettings, opened: str) -> Opened | None:
-        """What the prompt has of the answer; None: a part of a call."""
+        """The beginning of the answer that the prompt contains; None: a part of a call."""
         place, channels = self._place(settings), self.format.channels
         if channels is not None and opened.rstrip().endswith(channels.start.literal + ROLE):
             return Opened(is_header=True)
@@ -197,13 +197,13 @@ class ReadFormat(NamedTuple):
         return Opened(not opened.strip(), place.is_reasoning, place.at_border or not opened)
 
     def _place(self, settings: AnswerSettings) -> Place | None:
-        """Where the prompt leaves the answer; None: within a call."""
+        """The place of the answer at which the prompt ends; None: within a call."""
         types = decode_tool_types(settings.tools)
         return self.compiled.reader(types, settings.options, settings.start).place
 
 
 def _without_calls(reasoning: ReasoningIds | None) -> ReasoningIds | None:
-    """Of an answer in which there can be none."""
+    """The ids of an answer in which there can be no calls."""
     if reasoning is None:
         return None
     return replace(reasoning, calls=(), sequences=replace(reasoning.sequences, calls=()))

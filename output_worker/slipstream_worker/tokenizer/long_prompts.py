@@ -56,7 +56,7 @@ def lane_of(request: Render) -> int:
 
 
 def is_long(request: Render) -> bool:
-    """Whether the prompt is long enough that others should not wait for it."""
+    """True if the prompt is long enough that others should not wait for it."""
     return lane_of(request) > 0
 
 

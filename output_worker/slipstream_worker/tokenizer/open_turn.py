@@ -57,7 +57,7 @@ def split_at(text: str, token_ids: Mapping[str, int]) -> Iterator[tuple[int, str
 
 
 def _difference(text: str, closed: str, last: str, literals: Collection[str]) -> str:
-    """What `text` has behind `closed`; empty if that cannot be told."""
+    """The part of `text` that follows `closed`; empty if it cannot be told apart."""
     if text.startswith(closed):
         return text[len(closed) :]
     # some templates end a chat with another token where no answer follows

@@ -222,7 +222,7 @@ def _with_format(ready: TokenizerReady, tokenizer: Any, config: TokenizerConfig)
 
 
 def chat_traits(tokenizer: Any, ready: TokenizerReady) -> ChatTraits:
-    """What `render` has to know of the tokenizer's chats."""
+    """The properties of the tokenizer's chats that `render` needs."""
     found = find_format(ready.answer_format)
 
     def encode(text: str) -> list[int]:

@@ -43,10 +43,10 @@ _MAX_INTRODUCTION_CHARS = 1024
 
 
 class ChatTraits(NamedTuple):
-    """What is known of a tokenizer's chats. format: of answers; None where it is unknown.
-    refused: shapes of chats that the template does not take, without tools and with them. forced:
-    the format of forced calls, where `format` has none.
-    template_kwargs: variables of the template that a request may replace.
+    """The properties of a tokenizer's chats. format: of answers; None where it is unknown. refused:
+    shapes of chats that the template does not take, without tools and with them. forced: the format
+    of forced calls, where `format` has none. template_kwargs: variables of the template that a
+    request may replace.
     """
 
     dialect: TemplateDialect = TemplateDialect()
@@ -226,7 +226,9 @@ def _read_answer(
 
 
 def _opened(chat: _Chat, fitted: FittedChat, request: Render, literals: Sequence[str]) -> str:
-    """What the prompt has of the answer already; empty if the template refuses to tell."""
+    """The part of the answer that the prompt contains already; empty if the template refuses to
+    tell.
+    """
     try:
         return _open_turn(chat, fitted, request, literals)
     except Exception as error:  # it has written the prompt; the answer is read from its beginning

@@ -1,4 +1,4 @@
-"""How a chat template reads turns: found once, by rendering small chats with it.
+"""The dialect of turns that a chat template reads, found once by rendering small chats with it.
 
 Templates differ in the name under which they read a turn's reasoning, in whether the arguments of a
 call are an object or text, in whether a turn with calls may have empty content, and in whether they
@@ -34,7 +34,7 @@ _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class TemplateDialect(NamedTuple):
-    """What a template expects of an assistant's turn."""
+    """The form of an assistant's turn that a template expects."""
 
     reasoning_name: str = "reasoning_content"
     is_text: bool = False  # arguments are given as text, not as objects
@@ -84,8 +84,8 @@ class TemplateDialect(NamedTuple):
 
 
 def _with_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a developer says as the system's: joined to what that says just before, as many
-    templates take one such turn, at the front.
+    """Turn a developer's turns into the system's: each is joined to a system's turn just before it,
+    as many templates take one such turn, at the front.
     """
     found: list[dict[str, Any]] = []
     for turn in turns:
@@ -133,7 +133,7 @@ def find_refused_shapes(
 
 
 def _has_developer(tokenizer: Any) -> bool:
-    """Whether a developer's turn is rendered, or no system's is either."""
+    """True if a developer's turn is rendered, or no system's is either."""
     as_developer, as_system = (
         _CONTENT in _chat(tokenizer, dialect, [ChatMessage(_DEVELOPER, _CONTENT), _USER_TURN])
         for dialect in (TemplateDialect(), TemplateDialect(has_developer=False))
@@ -161,7 +161,7 @@ def _with_calls(tokenizer: Any) -> TemplateDialect:
 
 
 def _has_arguments(dialect: TemplateDialect, text: str) -> bool:
-    """Whether a call and its arguments are rendered, and objects not as Python prints them."""
+    """True if a call and its arguments are rendered, and objects not as Python prints them."""
     if dialect.is_text:
         return _NAME in text and _ARGUMENTS in text
     return _NAME in text and _KEY in text and f"'{_KEY}'" not in text

@@ -70,7 +70,7 @@ class FittedChat(NamedTuple):
 
 
 def shapes_of(messages: Sequence[ChatMessage]) -> set[Shape]:
-    """What the chat has that some templates do not take."""
+    """The shapes of the chat that some templates do not take."""
     found: set[Shape] = set()
     before = ""
     num_leading = 0
@@ -199,7 +199,7 @@ def _in_user(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
 
 
 def _joint(group: Sequence[ChatMessage], message: ChatMessage, form: TurnForm) -> TurnChange | None:
-    """How a turn is joined to those of a group before it; None: it is not."""
+    """The change that joins a turn to the group of turns before it; None if it is not joined."""
     match group[0].role, message.role:
         case "user", "user":
             return "users-joined"
@@ -230,7 +230,7 @@ def _join(texts: Sequence[str]) -> str:
 
 
 def _has_system(messages: Sequence[ChatMessage], text: str) -> bool:
-    """Whether the rendered text has all that the system says, as it is and in its order."""
+    """True if the rendered text has all that the system says, as it is and in its order."""
     end = 0
     for each in messages:
         if each.role in SYSTEM_ROLES:
@@ -243,7 +243,7 @@ def _has_system(messages: Sequence[ChatMessage], text: str) -> bool:
 
 
 def _has_marks(messages: Sequence[ChatMessage], form: TurnForm, render: RenderChat) -> bool:
-    """Whether the template writes all that the system says, though perhaps in another spelling."""
+    """True if the template writes all that the system says, though perhaps in another spelling."""
     marked = [
         replace(each, content=f"{_MARK}{index};") if _says(each) else each
         for index, each in enumerate(messages)

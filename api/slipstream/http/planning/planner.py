@@ -1,5 +1,5 @@
-"""What endpoints share to plan an answer: sampling parameters, limits on log-probabilities, and the
-streams of a new answer.
+"""Planning shared by endpoints: sampling parameters, limits on log-probabilities, and the streams
+of a new answer.
 """
 
 from __future__ import annotations

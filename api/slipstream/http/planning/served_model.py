@@ -1,4 +1,4 @@
-"""What endpoints share: the served models, and answering with the result of a query."""
+"""Code shared by endpoints: the served models, and answering with the result of a query."""
 
 from __future__ import annotations
 
