@@ -572,11 +572,11 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict | list | tuple):
-        return msgspec.json.encode(value).decode() if _is_plain(value) else repr(value)
+        return msgspec.json.encode(value).decode() if _is_json(value) else repr(value)
     return str(value)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_json(value: Any) -> bool:
     try:
         msgspec.json.encode(value)
     except (TypeError, msgspec.ValidationError, OverflowError):

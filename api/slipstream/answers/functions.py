@@ -73,7 +73,7 @@ def tool_definition(function: Callable[..., Any], where: str = "tools") -> dict[
         own = dict(schema)
         if parameter.name in of_parameters:
             own["description"] = of_parameters[parameter.name]
-        if parameter.default is not parameter.empty and _is_plain(parameter.default):
+        if parameter.default is not parameter.empty and _is_json_scalar(parameter.default):
             own["default"] = parameter.default
         properties[parameter.name] = own
     required = [each.name for each in parameters.values() if each.default is each.empty]
@@ -90,7 +90,7 @@ def _is_function(tool: object) -> bool:
     return callable(tool) and not isinstance(tool, Mapping)
 
 
-def _is_plain(default: object) -> bool:
+def _is_json_scalar(default: object) -> bool:
     return default is None or isinstance(default, str | int | float | bool)
 
 

@@ -35,9 +35,9 @@ class LatentProjections(NamedTuple):
 
     def absorb(self, query: torch.Tensor) -> torch.Tensor:
         """Queries [num_heads, T, key_dim] for cached rows, [num_heads, T, rank + rotated dim]."""
-        num_plain = self.of_keys.shape[1]
-        plain = torch.bmm(query[..., :num_plain], self.of_keys)
-        return torch.cat((plain, query[..., num_plain:]), dim=-1)
+        nope_dim = self.of_keys.shape[1]
+        nope = torch.bmm(query[..., :nope_dim], self.of_keys)
+        return torch.cat((nope, query[..., nope_dim:]), dim=-1)
 
     def expand(self, output: torch.Tensor) -> torch.Tensor:
         """Values [T, num_heads, value_dim] of gathered latents [T, num_heads, rank]."""
@@ -68,9 +68,9 @@ def latent_projections(module: nn.Module) -> LatentProjections | None:
 
 def _projections(sizes: Any, weight: torch.Tensor) -> LatentProjections:
     """weight: [heads of (key and value) dims, rank]; of several ranks, this one's heads."""
-    num_plain = sizes.qk_nope_head_dim
-    by_head = weight.view(-1, num_plain + sizes.v_head_dim, weight.shape[1])
-    return LatentProjections(by_head[:, :num_plain], by_head[:, num_plain:].transpose(1, 2))
+    nope_dim = sizes.qk_nope_head_dim
+    by_head = weight.view(-1, nope_dim + sizes.v_head_dim, weight.shape[1])
+    return LatentProjections(by_head[:, :nope_dim], by_head[:, nope_dim:].transpose(1, 2))
 
 
 def _cached_row(latent: torch.Tensor, rotated: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -115,7 +115,7 @@ class _Chunk:
     blocks: torch.Tensor | None  # int32; None: the row starts at 0, so no keys are gathered
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
-    def is_plain_causal(self, window: int | None) -> bool:
+    def is_sdpa_causal(self, window: int | None) -> bool:
         """True if SDPA's own causal mask, aligned at the first key, is enough."""
         return self.blocks is None and (window is None or window >= self.kv_len)
 
@@ -204,7 +204,7 @@ class TorchAttention:
             mask = bucket.mask(params.window, query)
         # [rows, kv heads, query heads per kv head, dim]: the group takes the query axis
         folded = query.reshape(num_rows, keys.shape[1], -1, key_dim)
-        if _is_plain(params):
+        if _suits_sdpa(params):
             output = scaled_dot_product_attention(
                 folded, keys, values, attn_mask=mask, scale=params.scale
             )
@@ -229,8 +229,8 @@ class TorchAttention:
             keys, values = self._scratch.gather(cache, chunk.blocks, 1)
             keys, values = keys[:, :, : chunk.kv_len], values[:, :, : chunk.kv_len]
         queries = query.transpose(0, 1)[None]  # [1, heads, queries, dim]
-        if _is_plain(params):
-            causal = chunk.is_plain_causal(params.window)
+        if _suits_sdpa(params):
+            causal = chunk.is_sdpa_causal(params.window)
             output = scaled_dot_product_attention(
                 queries,
                 keys,
@@ -283,7 +283,7 @@ def _buckets(
     return buckets
 
 
-def _is_plain(params: AttentionParams) -> bool:
+def _suits_sdpa(params: AttentionParams) -> bool:
     """True if SDPA is sufficient: it supports neither softcap nor sinks."""
     return params.softcap is None and params.sinks is None
 

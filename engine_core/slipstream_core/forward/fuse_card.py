@@ -212,9 +212,9 @@ def _join_weights(graph: GraphModule) -> None:
     groups: dict[Any, list[AnyNode]] = defaultdict(list)
     for node in nodes.find_nodes(op="call_function", target=_linear):
         groups[node.args[0], node.args[2] is None].append(node)
-    for (x, is_plain), members in groups.items():
+    for (x, has_no_bias), members in groups.items():
         columns = [[node.args[1] for node in members]]
-        if not is_plain:
+        if not has_no_bias:
             columns.append([node.args[2] for node in members])
         if len(members) == 1 or any(each.target in shared for col in columns for each in col):
             continue

@@ -38,7 +38,7 @@ class LatentOps(RopeOps, Protocol):
 
 
 class _Query(NamedTuple):
-    plain: AnyNode  # [1, heads, T, dim that is not rotated]
+    nope: AnyNode  # [1, heads, T, dim that is not rotated]
     rotation: AnyNode  # of [1, heads, T, rotated dim]
     weight: AnyNode  # [heads, dim that is not rotated, rank]
 
@@ -59,8 +59,8 @@ def join_latents(graph: GraphModule, attend: AnyNode, ops: LatentOps) -> None:
         arguments = (*turning, weight, rope, NormForm(*norm))
         begun = store_before(graph, attend, ops.latent_rows, arguments)
         with nodes.inserting_before(attend):
-            plain = nodes.call_function(_aten.select.int, (query.plain, 0, 0))
-            whole = nodes.call_function(ops.absorb_query, (begun, plain, query.weight))
+            nope = nodes.call_function(_aten.select.int, (query.nope, 0, 0))
+            whole = nodes.call_function(ops.absorb_query, (begun, nope, query.weight))
         whole.meta = dict(begun.meta)
         attend.update_arg(1, whole)
     _expand(graph, attend, ops)
@@ -96,15 +96,15 @@ def _query(given: AnyNode, ops: LatentOps) -> _Query | None:
     whole = end.args[0]
     if not is_call(begin, _aten.slice.Tensor) or begin.args[0] is not whole:
         return None
-    num_plain = shape_of(weight)[1]
-    if begin.args[1:] != (2, 0, num_plain) or end.args[1:] != (2, num_plain, SLICES_TO_END):
+    nope_dim = shape_of(weight)[1]
+    if begin.args[1:] != (2, 0, nope_dim) or end.args[1:] != (2, nope_dim, SLICES_TO_END):
         return None
     parts = _joined(_first(whole))
-    if parts is None or shape_of(parts[0])[3] != num_plain:
+    if parts is None or shape_of(parts[0])[3] != nope_dim:
         return None
-    plain, turned = parts
+    nope, turned = parts
     rotation = _rotation(turned, ops)
-    return None if rotation is None else _Query(plain, rotation, weight)
+    return None if rotation is None else _Query(nope, rotation, weight)
 
 
 def _row(key: AnyNode, value: AnyNode, ops: LatentOps) -> _Row | None:

@@ -140,7 +140,7 @@ class _Trial:
     """Compares a fused forward with the model."""
 
     def __init__(self, module: Any, vocab_size: int, device: torch.device) -> None:
-        self._plain = eager(module)
+        self._eager = eager(module)
         self._vocab_size = vocab_size
         self._device = device
         self._dtype = module.dtype
@@ -164,7 +164,7 @@ class _Trial:
         Raises ValueError if the shapes or types of the logits differ.
         """
         context = OwnStored()
-        expected = self._logits(self._plain, num_tokens, context)
+        expected = self._logits(self._eager, num_tokens, context)
         given = self._logits(fused, num_tokens, context)
         if expected.shape != given.shape or expected.dtype != given.dtype:
             raise ValueError(f"logits of {num_tokens} tokens have another shape")
@@ -173,8 +173,8 @@ class _Trial:
     def _own(self) -> float:
         if self._own_error is None:
             num_tokens = max(TRIALS)
-            exact = self._logits(self._plain, num_tokens)
-            anew = self._logits(self._plain, num_tokens, _RoundedAnew(self._device))
+            exact = self._logits(self._eager, num_tokens)
+            anew = self._logits(self._eager, num_tokens, _RoundedAnew(self._device))
             self._own_error = _median_error(exact, anew)
         return self._own_error
 

@@ -207,16 +207,16 @@ class _Cleaner:
 
     def _unevaluated(self, schema: Schema) -> None:
         """Replace unevaluated parts by additional ones, where nothing else evaluates anything."""
-        is_plain = not any(word in schema for word in _APPLICATORS)
+        evaluates_alone = not any(word in schema for word in _APPLICATORS)
         if "unevaluatedProperties" in schema:
             if "additionalProperties" in schema:
                 del schema["unevaluatedProperties"]
-            elif is_plain:
+            elif evaluates_alone:
                 schema["additionalProperties"] = schema.pop("unevaluatedProperties")
         if "unevaluatedItems" in schema:
             if isinstance(schema.get("items"), dict | bool) or "additionalItems" in schema:
                 del schema["unevaluatedItems"]
-            elif is_plain and "contains" not in schema:
+            elif evaluates_alone and "contains" not in schema:
                 word = "additionalItems" if "items" in schema else "items"
                 schema[word] = schema.pop("unevaluatedItems")
 

@@ -84,7 +84,7 @@ from slipstream_core.model.unsupported import (
     ropes,
     unknown_kinds,
 )
-from slipstream_core.sharding.plain_modules import UnknownStyleError, as_plain_modules
+from slipstream_core.sharding.local_modules import UnknownStyleError, as_local_modules
 from slipstream_core.sharding.rank import Rank
 from slipstream_core.sharding.sharding_plan import ShardingPlan, plan_for
 from slipstream_core.states.continuation_check import check_continuation
@@ -582,7 +582,7 @@ def _weights(
     assert isinstance(module, PreTrainedModel)
     if plan is not None and rank is not None:
         try:
-            as_plain_modules(module, plan, rank)
+            as_local_modules(module, plan, rank)
         except UnknownStyleError as error:
             raise ModelLoadError(
                 name,

@@ -12,7 +12,7 @@ import torch
 
 from slipstream_core.model.attention_check import SelfAttention
 from slipstream_core.sharding.collectives import least_over_ranks, share_of, slice_of
-from slipstream_core.sharding.plain_modules import gathers
+from slipstream_core.sharding.local_modules import gathers
 from slipstream_core.sharding.rank import Rank
 
 _NUM_TOKENS = 3

@@ -160,7 +160,7 @@ class TorchRunner:
             copies = CardCopies(model.device)
         self._copies = copies
         widest = max(layer.key_blocks[0].nbytes for layer in self._layers)
-        is_plain = model.device.type == "cpu" and model.dtype == torch.float32
+        is_cpu_float32 = model.device.type == "cpu" and model.dtype == torch.float32
         self._triton = None
         if native or attention_backend == "triton":
             self._triton = triton_attention(
@@ -176,7 +176,7 @@ class TorchRunner:
         if native:
             self._whole = whole_vocab_sampler(model.vocab_size, model.device, model=model.name)
         has_kernels = native and attention_backend == "auto" and self._triton is None
-        self._kernels = kernels() if has_kernels and is_plain else None
+        self._kernels = kernels() if has_kernels and is_cpu_float32 else None
         self._is_recorded = False
         self._states: StatePool | None = None
         if model.states:

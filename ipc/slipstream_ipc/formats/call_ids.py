@@ -13,7 +13,7 @@ import re
 _REPEATED = "__call"  # and the number of the call within its answer
 _ENCODED = "toolu_e_"  # and the id, in which `_` and two hexadecimal digits are a byte
 _MAX_CHARS = 256  # of an id that is made different
-_is_plain = re.compile(r"[a-zA-Z0-9_-]+").fullmatch
+_is_valid = re.compile(r"[a-zA-Z0-9_-]+").fullmatch
 _PLAIN_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-")
 _is_encoded = re.compile(rf"{_ENCODED}((?:[a-zA-Z0-9-]|_[0-9a-f]{{2}})+)").fullmatch
 _BYTE = re.compile(r"_([0-9a-f]{2})")
@@ -28,7 +28,7 @@ def repeated_id(call_id: str, index: int) -> str:
 
 def plain_id(call_id: str) -> str:
     """The id in letters, digits, `_` and `-`; itself where it has no others."""
-    if _is_plain(call_id) and not call_id.startswith(_ENCODED):
+    if _is_valid(call_id) and not call_id.startswith(_ENCODED):
         return call_id
     written = call_id.encode(errors="surrogatepass")
     return _ENCODED + "".join(

@@ -12,9 +12,9 @@ from torch import nn
 
 from slipstream_core.model import sliced_head
 from slipstream_core.model.sliced_head import slice_head
-from slipstream_core.sharding import plain_modules
+from slipstream_core.sharding import local_modules
 from slipstream_core.sharding.collectives import slice_of
-from slipstream_core.sharding.plain_modules import as_plain_modules
+from slipstream_core.sharding.local_modules import as_local_modules
 from slipstream_core.sharding.rank import Rank
 from slipstream_core.sharding.sharding_plan import ShardingPlan
 
@@ -49,9 +49,9 @@ def model_of(
 ) -> Model:
     torch.manual_seed(2)
     model = Model(rank, behind)
-    as_plain_modules(model, ShardingPlan({"head": style}), rank)
+    as_local_modules(model, ShardingPlan({"head": style}), rank)
     monkeypatch.setattr(
-        plain_modules, "gather_over_ranks", lambda _, width: (model.hidden @ WHOLE.T)[..., :width]
+        local_modules, "gather_over_ranks", lambda _, width: (model.hidden @ WHOLE.T)[..., :width]
     )
     monkeypatch.setattr(sliced_head, "least_over_ranks", lambda number, _: number)
     return model

@@ -14,7 +14,7 @@ from torch import nn
 from slipstream_core.attention.geometry import LayerGeometry
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.sharding import collectives
-from slipstream_core.sharding.plain_modules import UnknownStyleError, as_plain_modules
+from slipstream_core.sharding.local_modules import UnknownStyleError, as_local_modules
 from slipstream_core.sharding.rank import Rank
 from slipstream_core.sharding.sharding_plan import ShardingPlan, plan_for
 
@@ -138,7 +138,7 @@ def test_ranks_that_share_a_key_head_keep_it_alone(index: int) -> None:
     attention.q_proj = nn.Linear(5, 3)
     model = nested("model.layers.0.self_attn", attention)
     whole = {name: each.clone() for name, each in model.named_parameters()}
-    as_plain_modules(model, plan, rank)
+    as_local_modules(model, plan, rank)
     for name, each in model.named_parameters():
         rows = slice(None) if "q_proj" in name else slice(index // 2 * 3, index // 2 * 3 + 3)
         assert torch.equal(each, whole[name][rows])
@@ -165,7 +165,7 @@ def test_norms_have_the_weights_of_the_heads_that_a_rank_holds(size: int, index:
         assert loaded[f"{norms[1]}.weight"] == "colwise"
         attention.k_norm.weight = nn.Parameter(keys.chunk(size)[index])
     of_queries = attention.q_norm.weight.clone()
-    as_plain_modules(nested("model.layers.0.self_attn", attention), plan, rank)
+    as_local_modules(nested("model.layers.0.self_attn", attention), plan, rank)
     assert torch.equal(attention.q_norm.weight, of_queries)
     own = keys[index // 2 : index // 2 + 1] if size > 4 else keys.chunk(size)[index]
     assert torch.equal(attention.k_norm.weight, own)
@@ -195,7 +195,7 @@ def test_fused_heads_are_cut_to_the_own_ones(key_heads: int, size: int) -> None:
         model = nested("model.layers.0.self_attn", attention)
         rank = Rank(index, size)
         plan = plan_for("it", shell(styles, "phi3"), layers(heads, key_heads), rank)
-        as_plain_modules(model, plan, rank)
+        as_local_modules(model, plan, rank)
         own, own_keys = attention.config.num_attention_heads, attention.num_key_value_heads
         assert (own, own_keys) == (heads // size, max(1, key_heads // size))
         queries, keys, values = attention.qkv_proj.weight[:, 0].split(
@@ -237,7 +237,7 @@ def test_a_style_that_has_no_plain_form_is_named() -> None:
     model = nn.Module()
     model.norm = nn.LayerNorm(4)
     with pytest.raises(UnknownStyleError, match="LayerNorm in the style 'sequence_parallel'"):
-        as_plain_modules(model, ShardingPlan({"norm": "sequence_parallel"}), Rank(0, 2))
+        as_local_modules(model, ShardingPlan({"norm": "sequence_parallel"}), Rank(0, 2))
 
 
 def test_what_ranks_exchange_has_shapes_on_the_meta_device() -> None:

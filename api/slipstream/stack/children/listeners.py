@@ -356,8 +356,8 @@ class Acceptor:
         num = self._num_failed_handshakes
         if num & (num - 1):
             return
-        is_plain = error.reason == "HTTP_REQUEST"
-        why = "HTTP without TLS; use https://" if is_plain else error.reason or error
+        is_http = error.reason == "HTTP_REQUEST"
+        why = "HTTP without TLS; use https://" if is_http else error.reason or error
         times = "1 time" if num == 1 else f"{num} times"
         _logger.warning("no TLS connection with %s: %s (%s)", peer, why, times)
 

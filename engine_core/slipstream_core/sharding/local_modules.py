@@ -1,8 +1,8 @@
 """Takes transformers' wrappers off a model that it has loaded in slices.
 
 Transformers keeps slices as DTensors and wraps the forward of each module that its plan names,
-which costs more host time per call than the call computes. Here the parameters become plain
-tensors, and the forwards plain functions that end in a collective where the plan has one. What was
+which costs more host time per call than the call computes. Here the parameters become local
+tensors, and the forwards functions that end in a collective where the plan has one. What was
 loaded whole to be cut is cut.
 """
 
@@ -35,19 +35,19 @@ _Forward = Callable[..., torch.Tensor]
 
 
 class UnknownStyleError(ValueError):
-    """The plan shards a module in a way that has no plain form here."""
+    """The plan shards a module in a way that is not implemented here."""
 
 
-def as_plain_modules(model: nn.Module, plan: ShardingPlan, rank: Rank) -> None:
-    """Make the parameters plain tensors, and the forwards those of `_forward`.
+def as_local_modules(model: nn.Module, plan: ShardingPlan, rank: Rank) -> None:
+    """Make the parameters local tensors, and the forwards those of `_forward`.
 
     Raises UnknownStyleError.
     """
-    heights = _as_plain_tensors(model)
+    heights = _as_local_tensors(model)
     for name, module in list(model.named_modules()):
         for own, parameter in list(module.named_parameters(recurse=False)):
             if plan.styles.get(part_of(f"{name}.{own}")) == LEAD_ALONE and not rank.leads:
-                module._parameters[own] = _plain(torch.zeros_like(parameter))
+                module._parameters[own] = _local(torch.zeros_like(parameter))
         if plan.keeps_one_head(name):
             _keep_own_head(module, plan, rank)
         style = plan.styles.get(part_of(name))
@@ -69,11 +69,11 @@ def gathers(module: Any) -> bool:
     return getattr(getattr(module, "forward", None), "__func__", None) is _gathered
 
 
-def _as_plain_tensors(model: nn.Module) -> dict[int, int]:
+def _as_local_tensors(model: nn.Module) -> dict[int, int]:
     """Replace all DTensors; the whole height of each embedding's matrix, by the module's id."""
     from torch.distributed.tensor import DTensor  # imports much, for this alone
 
-    plain: dict[int, tuple[Any, nn.Parameter]] = {}  # by parameter, which is kept for its id
+    local: dict[int, tuple[Any, nn.Parameter]] = {}  # by parameter, which is kept for its id
     heights: dict[int, int] = {}
     for module in model.modules():
         own: dict[str, Any] = module._parameters  # torch's annotations know no DTensor here
@@ -82,20 +82,20 @@ def _as_plain_tensors(model: nn.Module) -> dict[int, int]:
                 continue
             if isinstance(module, nn.Embedding):
                 heights[id(module)] = parameter.shape[0]
-            if id(parameter) not in plain:  # tied parameters stay one
-                plain[id(parameter)] = (parameter, _plain(parameter.to_local().detach()))
-            own[name] = plain[id(parameter)][1]
+            if id(parameter) not in local:  # tied parameters stay one
+                local[id(parameter)] = (parameter, _local(parameter.to_local().detach()))
+            own[name] = local[id(parameter)][1]
     return heights
 
 
-def _plain(tensor: torch.Tensor) -> nn.Parameter:
+def _local(tensor: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(tensor, requires_grad=False)
 
 
 def _keep_rows(module: Any, rows: torch.Tensor) -> None:
-    module.weight = _plain(module.weight.detach()[rows])
+    module.weight = _local(module.weight.detach()[rows])
     if getattr(module, "bias", None) is not None:
-        module.bias = _plain(module.bias.detach()[rows])
+        module.bias = _local(module.bias.detach()[rows])
 
 
 def _keep_own_head(module: Any, plan: ShardingPlan, rank: Rank) -> None:
