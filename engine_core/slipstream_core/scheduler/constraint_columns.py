@@ -52,7 +52,7 @@ class TokenConstraints:
 
     @property
     def is_penalised(self) -> bool:
-        """Whether its tokens have to be counted."""
+        """True if the row's tokens have to be counted."""
         return bool(self.presence or self.frequency or self.repetition != 1)
 
 
@@ -86,8 +86,8 @@ def allowed_mask(token_ids: Sequence[int]) -> bytes:
 def permitted_mask(
     constraints: TokenConstraints | None, vocab_size: int
 ) -> npt.NDArray[np.int32] | None:
-    """What allowed ids and banned ones leave of a vocabulary, int32 [ceil(vocab / 32)]; None where
-    they leave all.
+    """The bitmask of the ids that allowed and banned ones leave of a vocabulary,
+    int32 [ceil(vocab / 32)]; None if they leave all.
     """
     if constraints is None or (constraints.allowed is None and not len(constraints.banned_ids)):
         return None

@@ -130,7 +130,7 @@ class DecodeBatch:
         self._num_left = int(limits.min()) - 1  # steps until a limit, or until room is asked for
 
     def may_run(self, acked: Acked) -> bool:
-        """Whether every row may sample one more token; see `RequestTable.may_run`."""
+        """True if every row may sample one more token; see `RequestTable.may_run`."""
         if self._num_left <= 0:
             return False
         if not self._is_bounded or self._steps_to_ack_check > 0:
@@ -146,7 +146,7 @@ class DecodeBatch:
         self._steps_to_ack_check = 0
 
     def num_beginning(self) -> int:
-        """How many rows begin a block in the next step."""
+        """The number of rows that begin a block in the next step."""
         if self._at == self._length:
             self._look_ahead()
         return self._bounds[self._at + 1] - self._bounds[self._at]

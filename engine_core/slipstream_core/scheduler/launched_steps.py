@@ -48,7 +48,7 @@ class Launched(Struct, frozen=True, eq=False, gc=False):
 
 
 class Sampled(Struct, frozen=True, gc=False):
-    """What a step sampled for the n requests that are still alive."""
+    """The tokens that a step sampled for the n requests that are still alive."""
 
     rows: RowSet  # [n]
     token_ids: UInt32s  # [n], or [sum(counts)] row by row
@@ -62,7 +62,7 @@ class LaunchedSteps(deque[Launched]):
 
     @property
     def has_suspect(self) -> bool:
-        """Whether a suspect is in flight; nothing is launched behind it."""
+        """True if a suspect is in flight; nothing is launched behind it."""
         return len(self) > 0 and self[-1].is_suspect
 
     @property
@@ -97,7 +97,7 @@ class LaunchedSteps(deque[Launched]):
         )
 
     def invalidated_by(self, failed: Launched) -> tuple[Int32s, set[int], dict[int, int]]:
-        """What a failed step, answered already, invalidates in the steps behind it.
+        """Return the effects of a failed step, answered already, on the steps behind it.
 
         The blocks and the snapshots that do not hold their intended content, all different; and the
         rows behind it, with their generations, that read one of these, directly or through another

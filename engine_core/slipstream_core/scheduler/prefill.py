@@ -79,7 +79,7 @@ class Prefill:
         return chunks
 
     def can_admit(self, acked: Acked, reserved: int) -> bool:
-        """Whether `admit` might admit a request once others have taken `reserved` blocks."""
+        """True if `admit` might admit a request once others have taken `reserved` blocks."""
         row = self._running_set.waiting.peek(0)
         if row is None or not self._slots.num_free or self._is_in_flight(row):
             return False
@@ -98,5 +98,5 @@ class Prefill:
         return row, count
 
     def _is_in_flight(self, row: int) -> bool:
-        """Whether a token of a waiting, preempted request is still in flight."""
+        """True if a token of a waiting, preempted request is still in flight."""
         return int(self._requests.known[row]) > self._tokens.length(row)

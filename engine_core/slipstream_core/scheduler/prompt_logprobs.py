@@ -49,11 +49,11 @@ class PromptLogprobRows:
         self._wanted.pop(row, None)
 
     def has_room(self, row: int) -> bool:
-        """Whether the step that is being planned can compute a chunk of this row."""
+        """True if the step that is being planned can compute a chunk of this row."""
         return self._num_left > 0 or row not in self._wanted
 
     def cut(self, row: int, start: int, count: int) -> int:
-        """How many of `count` tokens from `start` on the step can compute."""
+        """The number of `count` tokens from `start` on that the step can compute."""
         wanted = self._wanted.get(row)
         if wanted is None or start >= wanted.stop:
             return count

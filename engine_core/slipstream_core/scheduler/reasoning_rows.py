@@ -57,7 +57,7 @@ class ReasoningRows:
             self._watching_all.discard(row)
 
     def watches(self, rows: Int64s, token_ids: npt.NDArray[np.integer]) -> bool:
-        """Whether some of these new tokens of `rows` may change the state of its row."""
+        """True if some of these new tokens of `rows` may change the state of its row."""
         known = token_ids[token_ids < len(self._is_watched)]
         if self._is_watched[known].any():
             return True

@@ -198,12 +198,14 @@ class RequestBlocks:
         self._pool.reserve(num)
 
     def take_uses(self) -> list[BlockUse]:
-        """What the planned step shares and fills, in the order of its rows."""
+        """The blocks that the planned step shares and fills, in the order of its rows."""
         uses, self._uses = self._uses, []
         return uses
 
     def take_snapshots(self, rows: Int64s) -> SnapshotPlan | None:
-        """What the planned step of these rows [R] loads and saves; None if nothing."""
+        """The snapshots that the planned step of these rows [R] loads and saves; None if there are
+        none.
+        """
         loads, saves = self._loads, self._saves
         if not loads and not saves:
             return None
@@ -307,7 +309,7 @@ class RequestBlocks:
         return blocks
 
     def _might_fit(self, shortage: _Shortage, num_free: int) -> bool:
-        """Whether the request of `shortage` might find room now, with `num_free` blocks free."""
+        """True if the request of `shortage` might find room now, with `num_free` blocks free."""
         if shortage.num_wanted <= num_free + self._pool.num_kept_taken - shortage.num_kept_taken:
             return True
         if self.snapshots.version > shortage.snapshots_version:
@@ -338,7 +340,9 @@ class RequestBlocks:
             self._cache.extend(row, ids)
 
     def _digest_all(self, rows: Int64s, num_blocks: Int64s) -> None:
-        """As `_digest`, for many rows: a gather costs as much for one as for a thousand."""
+        """Digest as `_digest` does, for many rows: a gather costs as much for one as for a
+        thousand.
+        """
         assert self._cache is not None
         size = self._block_size
         begins = np.array([self._cache.num_named(row) for row in rows.tolist()], np.int64)
@@ -355,5 +359,5 @@ class RequestBlocks:
             self._cache.extend(row, ids[begin:end])
 
     def _num_idle(self, blocks: Int32s) -> int:
-        """How many of these blocks no request holds."""
+        """The number of these blocks that no request holds."""
         return int((self._pool.refs(blocks) == 0).sum()) if len(blocks) else 0

@@ -195,7 +195,7 @@ class RequestTable(RowTable):
         self.num_ended += 1
 
     def is_alive(self, row: int) -> bool:
-        """Whether a request holds `row`."""
+        """True if a request holds `row`."""
         return 0 <= row < len(self.alive) and bool(self.alive[row])
 
     def in_order(self, rows: Int64s) -> Int64s:
@@ -203,7 +203,7 @@ class RequestTable(RowTable):
         return rows[np.lexsort((self.arrival[rows], self.turn[rows], self.priority[rows]))]
 
     def may_run(self, rows: Int64s, acked: Acked) -> Bools:
-        """Whether each row may sample one more token: below its limit, with room for its
+        """True for each row that may sample one more token: below its limit, with room for its
         log-probabilities, and not too far ahead of its worker; [len(rows)].
         """
         known = self.known[rows]
@@ -212,7 +212,7 @@ class RequestTable(RowTable):
         return np.logical_and(known < least, unacked < self.run_ahead[rows])
 
     def lacks_logprob_budget(self, rows: Int64s) -> Bools:
-        """Whether each row cannot sample only for lack of room for its log-probabilities."""
+        """True for each row that cannot sample only for lack of room for its log-probabilities."""
         known = self.known[rows]
         return np.logical_and(known >= self.logprob_limit[rows], known < self.limit[rows])
 
@@ -247,7 +247,7 @@ class RequestTable(RowTable):
 
     @property
     def has_masks(self) -> bool:
-        """Whether some row may have masked ids, which depend on `known`."""
+        """True if some row may have masked ids, which depend on `known`."""
         return bool(self._stop_ids)
 
     def masks(self, rows: Int64s) -> tuple[Int64s, Int64s]:

@@ -46,7 +46,7 @@ class RunningSet:
         self._started: list[int] = []  # since the last take_started()
 
     def runs(self, row: int) -> bool:
-        """Whether a request has a slot."""
+        """True if a request has a slot."""
         return int(self._requests.slot[row]) != NO_SLOT
 
     def start(self, row: int, shared: Int32s) -> None:
@@ -61,7 +61,7 @@ class RunningSet:
         return started
 
     def start_preempting(self, row: int) -> None:
-        """As `start`, preempting other requests while there is no room."""
+        """Start as `start` does, preempting other requests while there is no room."""
         candidates = self._requests.in_order(self._slots.running().array).tolist()
         while not self._slots.num_free or (shared := self._blocks.find_room(row)) is None:
             self.preempt(candidates.pop())

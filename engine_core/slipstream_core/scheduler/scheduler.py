@@ -164,7 +164,9 @@ class Scheduler:
         return self._running_set.waiting.num_tokens + self._num_known(lacking)
 
     def waiting_of(self, tenant: bytes) -> tuple[int, int]:
-        """How many of a tenant's requests wait, and how many tokens they have to compute."""
+        """The number of a tenant's requests that wait, and of the tokens that they have to
+        compute.
+        """
         num, num_tokens = self._running_set.waiting.of_tenant(tenant)
         tenants = self._requests.tenants
         lacking = [row for row in self._logprob_budget.waiting if tenants[row] == tenant]
@@ -198,7 +200,7 @@ class Scheduler:
         return int(np.maximum(left, 0).sum())
 
     def eviction_age(self, now: float) -> float | None:
-        """How long ago the cached block was last used that was evicted last; None: none was."""
+        """Seconds since the cached block that was evicted last was last used; None if none was."""
         return self._blocks.eviction_age(now)
 
     @property
@@ -218,7 +220,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is any request, running or waiting."""
+        """True if there is any request, running or waiting."""
         return self._slots.num_running > 0 or self.num_waiting > 0
 
     def take_admitted(self) -> list[int]:
@@ -226,7 +228,9 @@ class Scheduler:
         return self._running_set.take_started()
 
     def num_shared(self, row: int) -> int:
-        """How many tokens of a request were in the prefix cache when it last began to run."""
+        """The number of a request's tokens that were in the prefix cache when it last began to
+        run.
+        """
         return int(self._requests.num_shared[row])
 
     def add(self, request: NewRequest) -> None:
@@ -359,7 +363,9 @@ class Scheduler:
         token_ids: npt.NDArray[np.integer],
         counts: Int64s,
     ) -> Sampled:
-        """As `complete`, with one token or more for each row, or with some that are watched."""
+        """Complete a step as `complete` does, with one token or more for each row, or with some
+        that are watched.
+        """
         requests = self._requests
         self._end_batch()
         self._streak.end()

@@ -1,4 +1,5 @@
-"""Where the state of a request is saved, so that requests that begin equally can continue there.
+"""The positions at which the state of a request is saved, so that requests that begin equally can
+continue there.
 
 The places, the more useful ones first:
 

@@ -45,7 +45,7 @@ _NOTHING_BY_STEP: dict[str, Any] = {
 
 
 class TokenColumns(Struct, frozen=True, eq=False, gc=False):
-    """What a step computes, without sampling; fields as in StepPlan."""
+    """The tokens that a step computes, without sampling; fields as in StepPlan."""
 
     token_ids: Int64s
     gather_slots: Int64s

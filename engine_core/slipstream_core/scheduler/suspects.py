@@ -16,7 +16,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 class SuspectQueue:
-    """Those of `requests` that are suspects; false if there are none."""
+    """The suspects among `requests`; false if there are none."""
 
     def __init__(self, requests: RequestTable) -> None:
         self._requests = requests
@@ -26,7 +26,7 @@ class SuspectQueue:
         return self._num
 
     def has(self, row: int) -> bool:
-        """Whether a request is a suspect."""
+        """True if a request is a suspect."""
         return self._num > 0 and bool(self._requests.is_suspect[row])
 
     def added(self, row: int) -> None:

@@ -32,7 +32,9 @@ _UNITS = 1024  # units of a turn per token: costs are divided among tenants
 
 @dataclass(slots=True)
 class _Line:
-    """What waits of a tenant and has not begun, at one priority. start: of its next turn."""
+    """The requests of a tenant that wait and have not begun, at one priority. start: of its next
+    turn.
+    """
 
     start: int
     keys: list[tuple[int, int, int]] = field(default_factory=list)  # see `_own_key`; next is last
@@ -73,7 +75,9 @@ class WaitingQueue:
         return len(self._tokens)
 
     def of_tenant(self, tenant: bytes) -> tuple[int, int]:
-        """How many of a tenant's requests wait, and how many tokens they have to compute."""
+        """The number of a tenant's requests that wait, and of the tokens that they have to
+        compute.
+        """
         return self._nums[tenant], self._num_tokens[tenant]
 
     def join(self, row: int) -> None:

@@ -20,7 +20,7 @@ FUNCTION_CHOICE = "function:"  # begins a tool_choice that names a function
 
 
 class EventKind(IntEnum):
-    """What an event is."""
+    """The kind of an event."""
 
     CONTENT = 1  # text of the answer itself
     REASONING = 2  # text of the model's reasoning
@@ -60,7 +60,7 @@ _Sequences = Annotated[
 
 
 class AnswerOptions(Struct, array_like=True, frozen=True):
-    """Of a Submit with messages: its answer is to be read as events.
+    """The options of a Submit with messages whose answer is to be read as events.
 
     tool_choice: "auto", "none" (calls are content), "required", or a function's name in the form
     "function:NAME". stop_scope: where stop strings are looked for. reasoning_target: as the
@@ -74,12 +74,12 @@ class AnswerOptions(Struct, array_like=True, frozen=True):
 
     @property
     def forces_calls(self) -> bool:
-        """Whether the answer has to be calls."""
+        """True if the answer has to be calls."""
         return self.tool_choice not in ("auto", "none")
 
 
 class AnswerSettings(Struct, array_like=True, frozen=True):
-    """Of an Admit: how the worker reads this stream's answer.
+    """The settings of an Admit by which the worker reads the stream's answer.
 
     format: a name in the table of formats. digest: of its entry; a worker whose entry has another
     one ends the stream as diverged. start: the reader's state after the prompt. tools: a JSON
@@ -94,7 +94,7 @@ class AnswerSettings(Struct, array_like=True, frozen=True):
 
 
 class ReasoningSequences(Struct, array_like=True, frozen=True):
-    """Of a ReasoningIds: those of its delimiters that are several ids, one after another."""
+    """The delimiters of a ReasoningIds that are several ids, one after another."""
 
     begins: _Sequences = ()
     ends: _Sequences = ()
@@ -104,7 +104,7 @@ class ReasoningSequences(Struct, array_like=True, frozen=True):
 
 
 class ReasoningIds(Struct, array_like=True, frozen=True):
-    """Of an Admit: the token ids by which the core follows reasoning and calls of an answer.
+    """The token ids of an Admit by which the core follows reasoning and calls of an answer.
 
     start: where the prompt leaves the answer: at its start, at another border, within reasoning or
     content. begins: begin reasoning, at a border and nowhere else; of an answer in a grammar, only
@@ -136,5 +136,5 @@ class ReasoningIds(Struct, array_like=True, frozen=True):
 
     @property
     def has_triggers(self) -> bool:
-        """Whether the grammar is of calls alone."""
+        """True if the grammar is of calls alone."""
         return bool(self.triggers or self.sequences.triggers)

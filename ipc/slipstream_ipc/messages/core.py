@@ -33,7 +33,7 @@ from slipstream_ipc.messages.shared import End, Fault, LogprobColumns, TraceCont
 
 
 class RequestTrace(Struct, array_like=True, frozen=True):
-    """What a worker knows of a traced request when it registers it. Times: CLOCK_MONOTONIC, s."""
+    """A worker's data of a traced request when it registers it. Times: CLOCK_MONOTONIC, s."""
 
     context: TraceContext
     operation: Label  # gen_ai.operation.name
@@ -217,7 +217,8 @@ class Step(Struct, array_like=True, gc=False, frozen=True, tag=tags.STEP):
 
 
 class FirstToken(Struct, array_like=True, frozen=True, tag=tags.FIRST_TOKEN):
-    """Of a traced stream: when it was first in a step, and when its first token was known.
+    """The times at which a traced stream was first in a step, and at which its first token was
+    known.
 
     CLOCK_MONOTONIC, s. Sent ahead of the token, and again after each attach.
     """

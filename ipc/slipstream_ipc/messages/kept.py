@@ -15,7 +15,7 @@ KEPT_ENTRY_BYTES = 512  # what a kept answer takes in memory beside its bytes, a
 
 
 class KeepOptions(Struct, array_like=True, frozen=True):
-    """Of a Submit: its answer is kept once it has ended.
+    """The options of a Submit whose answer is kept once it has ended.
 
     record: what the client wants to find again with the answer, for it alone to read; at most
     MAX_RECORD_BYTES. scope: only a Recall with an equal one finds the answer. is_background: the

@@ -1,4 +1,4 @@
-"""What a replica says of itself to clients that route among several; PROTOCOL.md documents it."""
+"""A replica's reports to clients that route among several; PROTOCOL.md documents them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ReplicaState = Literal[
 
 
 class Load(Struct, array_like=True, gc=False, frozen=True, tag=tags.LOAD):
-    """How busy the replica is, and whether it serves. Takes no sequence number.
+    """The load of a replica, and its readiness to serve. Takes no sequence number.
 
     Sent to clients whose Hello wants it: on every change of `state`, at most every 0.1 s when
     numbers change, and every second.

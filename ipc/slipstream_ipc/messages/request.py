@@ -115,7 +115,8 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a request is sampled, ended and reported. Names and defaults are vLLM's.
+    """The parameters of sampling, of a request's ends and of its output. Names and defaults are
+    vLLM's.
 
     temperature: 0 is greedy. top_k: 0 is off. top_p: in (0, 1]. min_p: in [0, 1].
     seed: the same seed, prompt and model give the same tokens; None draws one per stream, and
@@ -211,7 +212,7 @@ class ChatMessage(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
 
 class TemplateOptions(Struct, array_like=True, frozen=True):
-    """What a chat template gets besides the messages; `slipstream_ipc.validation.chat_template`
+    """The input of a chat template besides the messages; `slipstream_ipc.validation.chat_template`
     checks it.
 
     tools: a JSON array of OpenAI's tool definitions. kwargs: a JSON object of further variables.

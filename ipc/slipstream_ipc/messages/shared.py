@@ -63,7 +63,7 @@ REPETITION_DETECTED = "repetition_detected"  # vLLM's word
 
 
 class End(Struct, array_like=True, frozen=True):
-    """How a stream ended. Every accepted stream gets exactly one."""
+    """The end of a stream. Every accepted stream gets exactly one."""
 
     reason: FinishReason
     num_tokens: U32  # output tokens kept
