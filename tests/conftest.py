@@ -110,7 +110,7 @@ def no_chance():
 @pytest.fixture(autouse=True)
 def no_inheritance_is_left():
     """Assert that a test leaves what processes take over from this one as it was: the next test's
-    would be others, and not be forked (`tests.helpers.zygote`).
+    would be others, and those of a stack would not be forked.
     """
     before = inheritance()
     yield
