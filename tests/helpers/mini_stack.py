@@ -402,6 +402,7 @@ class MiniStack:
         self.prompts = InstantPrompts(tokenizer, self._answer, self._reasoning)
         self.detokenizers = detokenizers
         self.clients: list[RawClient] = []
+        self._hops: list[Dealer[Any, Any, None]] = []  # of clients that have left, too
         self._tokenizer = tokenizer
         self._worker_settings = {
             name: settings.pop(name) for name in _OF_THE_WORKER if name in settings
@@ -479,6 +480,7 @@ class MiniStack:
         """A client; by default one over ipc://. wants: see `Hello`."""
         client = RawClient(self, address, access, wants)
         self.clients.append(client)
+        self._hops.append(client.hop)
         return client
 
     def step(self) -> None:
@@ -539,8 +541,8 @@ class MiniStack:
         return all(link._pinged_at is None for link in links)
 
     def close(self) -> None:
-        for client in self.clients:
-            client.hop.close()
+        for hop in self._hops:
+            hop.close()
         if self.worker is not None:
             self.worker.close()
         if self.core is not None:
