@@ -26,10 +26,13 @@ from slipstream.stack import supervisor_process
 from slipstream.stack.children.fork_client import ForkClient
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import settings_from
-from slipstream.stack.supervisor_process import StartedSupervisor, start_supervisor
+from slipstream.stack.supervisor_process import (
+    SUPERVISOR_MODULE,
+    StartedSupervisor,
+    fork_supervisor,
+    start_supervisor,
+)
 from slipstream_ipc.fork_server import Preload
-
-_SUPERVISOR = "slipstream.stack.supervisor"
 
 
 class Zygote:
@@ -48,25 +51,13 @@ class Zygote:
         is_main = threading.current_thread() is threading.main_thread()  # both die with the thread
         if not is_main or inheritance(environment) != self._around:
             return start_supervisor(environment)
-        stdin, stdin_end = os.pipe2(os.O_CLOEXEC)
-        stdout_end, stdout = os.pipe2(os.O_CLOEXEC)
-        try:
-            with self._lock:
-                self._client = self._client or _started()
-                process = self._client.fork(
-                    _SUPERVISOR,
-                    environment,
-                    {0: stdin, 1: stdout, 2: 2},
-                    is_whole=True,
-                    leads_session=True,
-                )
-        finally:
-            os.close(stdin)
-            os.close(stdout)
-        assert process is not None
+        with self._lock:
+            self._client = self._client or _started()
+            started = fork_supervisor(self._client, environment)
+        assert started is not None
         sys.audit("os.fork")  # by which the ledger knows a test that starts processes
         self.num_forks += 1
-        return StartedSupervisor(process, os.fdopen(stdin_end, "wb"), stdout_end)
+        return started
 
     def close(self) -> None:
         if self._client is not None:
@@ -77,7 +68,7 @@ def _started() -> ForkClient:
     settings = settings_from({"model": "simulated:", "http_port": 0})
     plan = plan_stack(settings, Path("/nowhere"))
     preloads = [Preload(spec.argv[-1], spec.config) for spec in plan.children]
-    preloads.append(Preload(_SUPERVISOR, msgspec.Raw(b"{}")))
+    preloads.append(Preload(SUPERVISOR_MODULE, msgspec.Raw(b"{}")))
     client = ForkClient(preloads, stays_reaper=False, fork_s=PATIENCE_S)
     while any(client.is_awaited(each.module) for each in preloads):
         select.select([client], [], [])

@@ -12,6 +12,8 @@
 - So a replica whose supervisor gets a SIGTERM drains, ends and starts again.
 - A signal to end is passed on to all stacks, each of which drains as it would alone; so is a
   further one, which they take for the next stage. What has not ended then is killed.
+- Where their processes are forks (see `Supervisor`), one process imports for all stacks, and forks
+  their supervisors, which fork their children. Where it fails, supervisors are programs.
 - Stacks lead sessions of their own, so a terminal's Ctrl-C reaches this process only. They end with
   this process, however that ends.
 """
@@ -24,14 +26,15 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
+from slipstream.stack.children.fork_client import ForkClient, ForkRefusedError
 from slipstream.stack.children.line_pipe import LineReader
 from slipstream.stack.children.restarts import RestartPolicy
 from slipstream.stack.children.roles import CORE
@@ -54,6 +57,14 @@ from slipstream.stack.supervisor_events import (
     StackReady,
     SupervisorBeat,
 )
+from slipstream.stack.supervisor_process import (
+    SUPERVISOR_MODULE,
+    StartedSupervisor,
+    fork_supervisor,
+    start_supervisor,
+)
+from slipstream_ipc.fork_server import Preload
+from slipstream_ipc.forked_process import ForkedProcess
 from slipstream_ipc.process import BEAT_S, SILENT_S, go_on_after_parent
 from slipstream_ipc.run_delay import RunDelay
 from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_REPLICA_VARIABLE
@@ -79,6 +90,7 @@ class FleetSupervisor:
         ]
         self._selector = selectors.DefaultSelector()
         self._is_ready = False
+        self._zygote: ForkClient | None = None  # what imports for all stacks
         self._turned_at = 0.0  # when the loop turned last
         self._kills_at: float | None = None  # once it ends
         self._exit_code = 0
@@ -98,8 +110,7 @@ class FleetSupervisor:
             ):
                 self._selector.register(signals, selectors.EVENT_READ)
                 try:
-                    for stack in self._stacks:
-                        self._start(stack)
+                    self._start_zygote()
                     self._loop(signals)
                 finally:
                     self._clean_up()
@@ -114,7 +125,8 @@ class FleetSupervisor:
 
     def _loop(self, signals: SignalQueue) -> None:
         while not self._is_ending or any(stack.process for stack in self._stacks):
-            self._selector.select(self._wait_s())
+            if any(key.fileobj is self._zygote for key, _ in self._selector.select(self._wait_s())):
+                self._read_zygote()
             for stack in self._stacks:
                 self._read_events(stack)
             for number in signals.drain():
@@ -154,37 +166,88 @@ class FleetSupervisor:
                 stack.error = f"hung: no heartbeat for {stack.timeout_s:g} s"
                 self._kill(stack)
 
+    # ---- what imports for all stacks -----------------------------------------------------
+
+    def _start_zygote(self) -> None:
+        """Have it import, and then start the stacks."""
+        specs = [spec for stack in self._plan.stacks for spec in stack.config.children]
+        preloads = {spec.forks: Preload(spec.forks, spec.config) for spec in specs if spec.forks}
+        if preloads:
+            preloads[SUPERVISOR_MODULE] = Preload(SUPERVISOR_MODULE, msgspec.Raw(b"{}"))
+            try:
+                self._zygote = ForkClient(list(preloads.values()), stays_reaper=False)
+            except OSError as error:
+                _logger.warning("each stack imports for itself: %s", error)
+            else:
+                self._selector.register(self._zygote, selectors.EVENT_READ)
+                return
+        self._start_all()
+
+    def _read_zygote(self) -> None:
+        assert self._zygote is not None
+        try:
+            self._zygote.read()
+            self._zygote.preload_next()
+        except OSError as error:
+            _logger.warning("each stack imports for itself from now on: %s", error)
+            self._close_zygote()
+        if self._zygote is None or not self._zygote.has_awaited:
+            self._start_all()
+
+    def _close_zygote(self) -> None:
+        if self._zygote is not None:
+            self._selector.unregister(self._zygote)
+            self._zygote.close()
+            self._zygote = None
+
     # ---- stacks --------------------------------------------------------------------------
+
+    def _start_all(self) -> None:
+        """Start the stacks that were never started, unless the fleet is to end."""
+        for stack in self._stacks:
+            if not stack.started_at and not self._is_ending:
+                self._start(stack)
 
     def _start(self, stack: _SupervisedStack) -> None:
         stack.due_at = None
         stack.ready_at = None
         stack.started_at = time.monotonic()
         stack.error = stack.detail = ""
-        stack.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "slipstream.stack.supervisor"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={
-                **os.environ,
-                LOG_FORMAT_VARIABLE: self._plan.log_format,
-                LOG_REPLICA_VARIABLE: stack.name if stack.plan.is_replica else "",
-                **stack.plan.environment,
-            },
-            start_new_session=True,
-            preexec_fn=partial(_before_exec, stack.plan.cpus),  # safe: this process has one thread
-        )
+        environment = {
+            **os.environ,
+            LOG_FORMAT_VARIABLE: self._plan.log_format,
+            LOG_REPLICA_VARIABLE: stack.name if stack.plan.is_replica else "",
+            **stack.plan.environment,
+        }
+        before_exec = partial(_before_exec, stack.plan.cpus)  # safe: this process has one thread
+        started = self._forked(stack, environment) or start_supervisor(environment, before_exec)
+        stack.process, stack.stdin = started.process, started.stdin
         stack.expect_beat(stack.started_at, FIRST_BEAT_S)
-        assert stack.process.stdin is not None
-        assert stack.process.stdout is not None
-        stack.events = LineReader(os.dup(stack.process.stdout.fileno()))
-        stack.process.stdout.close()
+        stack.events = LineReader(started.stdout_fd)
         self._selector.register(stack.events, selectors.EVENT_READ)
         with contextlib.suppress(BrokenPipeError):  # it has ended, which SIGCHLD tells
             config = msgspec.structs.replace(stack.plan.config, beats=True)
-            stack.process.stdin.write(msgspec.json.encode(config) + b"\n")
-            stack.process.stdin.flush()
+            stack.stdin.write(msgspec.json.encode(config) + b"\n")
+            stack.stdin.flush()
         self._report(ProcessStarted(stack.name, stack.process.pid))
+
+    def _forked(
+        self, stack: _SupervisedStack, environment: Mapping[str, str]
+    ) -> StartedSupervisor | None:
+        """Its supervisor as a fork; None where it has to be a program."""
+        if self._zygote is None:
+            return None
+        try:
+            started = fork_supervisor(self._zygote, environment)
+        except OSError as error:
+            _logger.warning("%s is not forked but started anew: %s", stack.name, error)
+            if not isinstance(error, ForkRefusedError):
+                self._close_zygote()  # what it says next might be an answer to this
+            return None
+        if started is not None and stack.plan.cpus:
+            with contextlib.suppress(ProcessLookupError):  # it has ended, which SIGCHLD tells
+                os.sched_setaffinity(started.process.pid, stack.plan.cpus)  # it waits for a config
+        return started
 
     def _start_again(self, stack: _SupervisedStack, now: float) -> None:
         try:
@@ -245,10 +308,12 @@ class FleetSupervisor:
 
     def _on_exit(self, stack: _SupervisedStack, now: float) -> None:
         assert stack.process is not None
-        assert stack.process.stdin is not None
         self._read_events(stack)  # its last words
         code = stack.process.wait()
-        stack.process.stdin.close()
+        if stack.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it did not take its config
+                stack.stdin.close()
+            stack.stdin = None
         served_s = 0.0 if stack.ready_at is None else now - stack.ready_at
         how = stack.error or (f"signal {-code}" if code < 0 else f"exit code {code}")
         pid, stack.process = stack.process.pid, None
@@ -319,6 +384,7 @@ class FleetSupervisor:
             stack.process.kill()  # its children die with it: see `Child`
 
     def _clean_up(self) -> None:
+        self._close_zygote()
         for stack in self._stacks:
             if stack.process is not None:  # only after an error in this file
                 stack.process.kill()
@@ -344,7 +410,8 @@ class _SupervisedStack:
         self.plan = plan
         self.name = plan.name
         self.policy = policy
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
+        self.stdin: IO[bytes] | None = None  # which ends it
         self.events: LineReader | None = None
         self.started_at = 0.0
         self.ready_at: float | None = None

@@ -21,6 +21,7 @@ from typing import IO, NamedTuple
 import msgspec
 
 from slipstream.errors import SlipstreamError
+from slipstream.stack.children.fork_client import ForkClient
 from slipstream.stack.children.line_pipe import LineReader
 from slipstream.stack.runtime_dir import remove_leftovers
 from slipstream.stack.supervisor_events import StackEvent, SupervisorConfig
@@ -28,7 +29,9 @@ from slipstream_ipc.forked_process import ForkedProcess
 from slipstream_ipc.messages import Fault
 from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_LEVEL_VARIABLE
 
+SUPERVISOR_MODULE = "slipstream.stack.supervisor"
 _END_S = 14.0  # the supervisor takes at most 13
+_STANDARD_ERROR = 2
 
 
 class StackError(SlipstreamError):
@@ -147,20 +150,51 @@ class StartedSupervisor(NamedTuple):
     stdout_fd: int
 
 
-def start_supervisor(environment: Mapping[str, str]) -> StartedSupervisor:
-    """A supervisor with this environment, in a session of its own. Raises: OSError."""
+def start_supervisor(
+    environment: Mapping[str, str], before_exec: Callable[[], object] | None = None
+) -> StartedSupervisor:
+    """A supervisor with this environment, in a session of its own. before_exec: called in the new
+    process; for a process with one thread only. Raises: OSError.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "slipstream.stack.supervisor"],
+        [sys.executable, "-P", "-m", SUPERVISOR_MODULE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
         start_new_session=True,
+        preexec_fn=before_exec,
     )
     assert process.stdin is not None
     assert process.stdout is not None
     stdout_fd = os.dup(process.stdout.fileno())
     process.stdout.close()
     return StartedSupervisor(process, process.stdin, stdout_fd)
+
+
+def fork_supervisor(zygote: ForkClient, environment: Mapping[str, str]) -> StartedSupervisor | None:
+    """A supervisor with this environment, in a session of its own, as a fork of what `zygote` has
+    imported; None where that is not a supervisor. Raises: OSError, as `ForkClient.fork` does.
+    """
+    stdin, stdin_end = os.pipe2(os.O_CLOEXEC)
+    stdout_end, stdout = os.pipe2(os.O_CLOEXEC)
+    process = None
+    try:
+        process = zygote.fork(
+            SUPERVISOR_MODULE,
+            environment,
+            {0: stdin, 1: stdout, 2: _STANDARD_ERROR},
+            is_whole=True,
+            leads_session=True,
+        )
+    finally:
+        os.close(stdin)
+        os.close(stdout)
+        if process is None:
+            os.close(stdin_end)
+            os.close(stdout_end)
+    if process is None:
+        return None
+    return StartedSupervisor(process, os.fdopen(stdin_end, "wb"), stdout_end)
 
 
 def _stop(

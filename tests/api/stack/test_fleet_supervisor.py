@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import psutil
 import pytest
 from tests.helpers.patience import PATIENCE_S, Patience
 
-from slipstream.stack import fleet_supervisor
+from slipstream.stack import supervisor_process
 from slipstream.stack.fleet_supervisor import FleetSupervisor
 from slipstream.stack.plan.fleet_plan import FleetPlan, plan_fleet
 from slipstream.stack.settings import settings_from
@@ -41,6 +42,7 @@ def test_a_drain_is_no_loss(plan: FleetPlan) -> None:
         program = f"raise SystemExit({code})"
         stack.process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
         stack.process.wait()
+        stack.stdin = stack.process.stdin
         stack.ready_at, stack.due_at = now - 1.0, None
         fleet._on_exit(stack, now)
 
@@ -121,7 +123,7 @@ def test_one_that_is_stopped_before_it_runs_goes_on_when_its_parent_ends(
 
     def start() -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(fleet_supervisor.sys, "executable", str(program))
+            patched.setattr(supervisor_process.sys, "executable", str(program))
             fleet._start(stack)
         assert stack.process is not None
         patience, process = Patience(), psutil.Process(stack.process.pid)
@@ -156,7 +158,7 @@ def test_one_that_cannot_be_started_again_is_tried_again_and_then_left_out(
     def refuse(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(fleet_supervisor.subprocess, "Popen", refuse)
+    monkeypatch.setattr(supervisor_process.subprocess, "Popen", refuse)
     now, pauses = 100.0, []
     try:
         while lost.due_at is not None or not pauses:
@@ -184,3 +186,73 @@ def test_one_that_cannot_be_started_again_is_tried_again_and_then_left_out(
             if each.process is not None:
                 each.process.kill()
                 each.process.wait()
+
+
+def end(fleet: FleetSupervisor) -> None:
+    for stack in fleet._stacks:
+        if stack.process is not None:
+            stack.process.kill()
+            stack.process.wait()
+            stack.process = None
+        if stack.stdin is not None:
+            stack.stdin.close()
+        if stack.events is not None:
+            stack.events.close()
+    fleet._clean_up()
+    fleet._selector.close()
+
+
+@pytest.fixture
+def importing(plan: FleetPlan) -> Iterator[FleetSupervisor]:
+    """A fleet whose zygote has imported what its stacks run, and which has started them."""
+    fleet = FleetSupervisor(plan, lambda _: None)
+    fleet._start_zygote()
+    while any(stack.process is None for stack in fleet._stacks):
+        assert fleet._selector.select(PATIENCE_S)
+        fleet._read_zygote()
+    try:
+        yield fleet
+    finally:
+        end(fleet)
+
+
+@pytest.mark.process
+def test_supervisors_and_their_children_are_forks_of_one_process(
+    importing: FleetSupervisor,
+) -> None:
+    assert importing._zygote is not None
+    served_by = psutil.Process(importing._zygote.pid).cmdline()
+    patience = Patience()
+    for stack in importing._stacks:
+        assert stack.process is not None
+        supervisor = psutil.Process(stack.process.pid)
+        assert supervisor.ppid() == os.getpid()
+        assert os.getsid(supervisor.pid) == supervisor.pid
+        assert not stack.plan.cpus or set(supervisor.cpu_affinity()) == stack.plan.cpus
+        while not (children := supervisor.children()):
+            patience.wait(stack.name)
+        assert {tuple(each.cmdline()) for each in (supervisor, *children)} == {tuple(served_by)}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("dies", ["before", "after"])
+def test_without_its_zygote_a_fleet_starts_programs(plan: FleetPlan, dies: str) -> None:
+    """before: while it imports; after: once it has."""
+    fleet = FleetSupervisor(plan, lambda _: None)
+    fleet._start_zygote()
+    assert fleet._zygote is not None
+    try:
+        while dies == "after" and fleet._zygote.has_awaited:
+            assert fleet._selector.select(PATIENCE_S)
+            fleet._zygote.read()
+            fleet._zygote.preload_next()
+        os.kill(fleet._zygote.pid, signal.SIGKILL)
+        assert fleet._selector.select(PATIENCE_S)
+        fleet._read_zygote()
+        assert fleet._zygote is None
+        for stack in fleet._stacks:
+            assert stack.process is not None
+            command = psutil.Process(stack.process.pid).cmdline()
+            assert command[-1] == "slipstream.stack.supervisor"
+    finally:
+        end(fleet)

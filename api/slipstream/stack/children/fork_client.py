@@ -87,8 +87,13 @@ class ForkClient:
         """Readable when a module is imported, or the server has ended."""
         return self._socket.fileno()
 
-    def is_awaited(self, module: str) -> bool:
+    @property
+    def has_awaited(self) -> bool:
         """True if a module is going to be imported but is not yet."""
+        return bool(self._waiting)
+
+    def is_awaited(self, module: str) -> bool:
+        """True if this module is going to be imported but is not yet."""
         return any(one.module == module for one in self._waiting)
 
     def read(self) -> None:

@@ -81,8 +81,8 @@ class ChildSpec(msgspec.Struct, frozen=True):
 
     has_spare: a spare waits to replace it. drains: it serves users' requests, and reports when
     none is left. receives_condition: it is sent the condition and statistics of the stack.
-    forks: its module, where it may run in a fork: its `main` is what `argv` would run. preloads: a
-    fork server is to import it; else only a process that has imported it already forks.
+    forks: its module, where it may run in a fork: its `main` is what `argv` would run. A supervisor
+    that has imported it already forks itself. preloads: else a fork server is to import it.
     front_index: the number of a child that accepts connections from the supervisor's sockets, among
     such children; None for others.
     """
@@ -149,7 +149,7 @@ class Child:
         self._run_delay = RunDelay()  # since that moment
         self._num_oom_kills = num_oom_kills()  # at its last heartbeat
         started = None
-        if spec.forks is not None and not spec.preloads and spec.forks in sys.modules:
+        if spec.forks is not None and spec.forks in sys.modules:
             started = _forked_here(spec, spec.forks, listening, inherited)
         elif spec.forks is not None and fork_server is not None:
             started = _forked(spec, spec.forks, fork_server, listening, inherited)

@@ -227,7 +227,7 @@ def plan_fronts(
         "insecure": settings.insecure,
         "is_router": True,
     }
-    children = front_specs(settings, front)
+    children = _forked_where_imported(front_specs(settings, front))
     return supervisor_config(settings, children, address, runtime_dir, parent_pid)
 
 
@@ -377,12 +377,16 @@ def forked(children: list[ChildSpec], device: str, model: str) -> list[ChildSpec
     them: they are forks only of a supervisor that has imported everything already.
     """
     if model.startswith(SIMULATED):
-        return [msgspec.structs.replace(spec, forks=spec.argv[-1]) for spec in children]
+        return _forked_where_imported(children)
     if device == "cuda":
         return children
     if device != "cpu" and any(map(os.path.exists, _CARDS)):
         return children
     return [_forkable(spec) for spec in children]
+
+
+def _forked_where_imported(children: list[ChildSpec]) -> list[ChildSpec]:
+    return [msgspec.structs.replace(spec, forks=spec.argv[-1]) for spec in children]
 
 
 def _forkable(spec: ChildSpec) -> ChildSpec:
