@@ -111,14 +111,14 @@ class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
 
     @property
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """For each new token, its candidates by token id, the token itself first; None if they
-        were not requested.
+        """The candidates of each new token by token id, the token itself first; None if they were
+        not requested.
         """
         return self._batch.logprobs(self._entry, self._skip)
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the stream ended with this delta; None where it continues."""
+        """The reason why the stream ended with this delta; None if it continues."""
         end = self._batch.ends.get(self._entry)
         return end.reason if end is not None else None
 
@@ -184,8 +184,8 @@ class CompletionOutput(Struct, frozen=True, eq=False):
 
     @property
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """For each token, its candidates by token id, the token itself first; None if they were
-        not requested.
+        """The candidates of each token by token id, the token itself first; None if they were not
+        requested.
         """
         return self._whole.logprobs
 
@@ -199,7 +199,7 @@ class CompletionOutput(Struct, frozen=True, eq=False):
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the answer ended."""
+        """The reason why the answer ended."""
         return self._whole.finish_reason
 
     @property
@@ -254,7 +254,8 @@ class CompletionOutput(Struct, frozen=True, eq=False):
 
 
 class RequestMetrics(Struct, frozen=True):
-    """When a request was made and answered, as its client saw it; Unix times in seconds.
+    """The times at which a request was made and answered, as its client saw them; Unix time in
+    seconds.
 
     With several answers to a prompt: from the first answer's first token to the last one's end.
 
@@ -328,14 +329,14 @@ class RequestOutput(Struct, frozen=True, eq=False):
 
     @property
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """For each token, its candidates by token id, the token itself first; None if they were
-        not requested.
+        """The candidates of each token by token id, the token itself first; None if they were not
+        requested.
         """
         return self._whole.logprobs
 
     @property
     def prompt_logprobs(self) -> PromptTokenLogprobs | None:
-        """For each prompt token, its candidates by token id, the token itself first; None for the
+        """The candidates of each prompt token by token id, the token itself first; None for the
         first token, which has no log-probability. Shared by all answers to the prompt.
 
         None where they were not requested.
@@ -344,7 +345,7 @@ class RequestOutput(Struct, frozen=True, eq=False):
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the answer ended."""
+        """The reason why the answer ended."""
         return self._whole.finish_reason
 
     @property

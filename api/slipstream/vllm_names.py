@@ -60,7 +60,9 @@ def structured_outputs_name(name: str) -> str:
 
 
 def unsupported_value(field: str, value: object, neutral: tuple[Any, ...]) -> str | None:
-    """Why the value of a field that is not supported is refused; None where it changes nothing."""
+    """The reason why the value of a field that is not supported is refused; None if it changes
+    nothing.
+    """
     if value is None or any(_same(value, one) for one in neutral):
         return None
     allowed = " or ".join([repr(one) for one in (*neutral, None)])

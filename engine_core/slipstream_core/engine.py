@@ -148,7 +148,9 @@ class Engine:
         return not num_unchecked or time.monotonic() >= self._launch_at(num_unchecked)
 
     def _launch_at(self, num_unchecked: int) -> float:
-        """When the next step is launched even if no more of those steps is checked (monotonic)."""
+        """The time at which the next step is launched even if no more of those steps is checked
+        (monotonic).
+        """
         if num_unchecked > _MAX_UNCHECKED:
             return self._device_idle_at() + min(self._step_s, _MAX_CHECK_WAIT_S)
         return self._device_idle_at() - _PLAN_AHEAD_S
@@ -268,8 +270,8 @@ class Engine:
         return is_more
 
     def _device_idle_at(self) -> float:
-        """When the device will run out of launched work, or has (monotonic), estimated where
-        unknown.
+        """The time at which the device runs out of launched work, or did (monotonic), estimated
+        where unknown.
         """
         if not self._in_flight:
             return self._step_started_at

@@ -60,7 +60,7 @@ class EngineCounters:
         return bool(self._tokenless)
 
     def tokens_came(self, rows: Iterable[int], now: float) -> None:
-        """These rows have tokens, some of them perhaps their first."""
+        """Record that these rows have tokens, some of them perhaps their first."""
         for row in self._tokenless.intersection(rows):
             self._tokenless.remove(row)
             self._prefill_s.add(max(0.0, now - self._started_at[row]))

@@ -1,4 +1,4 @@
-"""Which of a stack's output workers a stream is dealt to, and where each worker listens.
+"""The output worker of a stack that a stream is dealt to, and the address of each worker.
 
 The deal is a function of the stream id alone, so whatever knows an id and the number of workers
 finds the stream: clients, and HTTP fronts that have never seen it.

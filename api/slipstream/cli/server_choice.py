@@ -1,4 +1,4 @@
-"""Which stack a command talks to: one that runs, or one that is started for the command."""
+"""The stack that a command talks to: a running one, or one that is started for the command."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def _started(arguments: argparse.Namespace, settings: dict[str, Any], reason: st
 
 
 def _reason_to_start(arguments: argparse.Namespace, settings: dict[str, Any]) -> str | None:
-    """Why a stack has to be started for the command; None where one that runs can be used."""
+    """The reason to start a stack for the command; None if one that runs can be used."""
     if arguments.new_stack:
         return "--new-stack is given"
     address = server_endpoint().address
@@ -239,7 +239,9 @@ def _named(cards: Sequence[ModelCard], settings: dict[str, Any]) -> ModelCard | 
 
 
 def _why_no_answer(address: str) -> str | None:
-    """Why no server answers at an address, of several members at none; None where one may."""
+    """The reason why no server answers at an address, of several members at none; None if one
+    may.
+    """
     if not names_fleet(address):
         return why_absent(address) or _why_refused(address)
     if address.startswith((FILE, DNS, RAY)):
@@ -249,7 +251,9 @@ def _why_no_answer(address: str) -> str | None:
 
 
 def _why_refused(address: str) -> str | None:
-    """Why no server answers at a tcp:// address; None where one may, or at other addresses."""
+    """The reason why no server answers at a tcp:// address; None if one may, or at other
+    addresses.
+    """
     if not address.startswith(TCP):
         return None
     host, _, port = address.removeprefix(TCP).rpartition(":")

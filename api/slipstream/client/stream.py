@@ -112,7 +112,7 @@ class BaseStream:
 
     @property
     def prompt_logprobs(self) -> PromptTokenLogprobs | None:
-        """For each prompt token, its candidates by token id, the token itself first; None for the
+        """The candidates of each prompt token by token id, the token itself first; None for the
         first token, which has no log-probability.
 
         None before the first delta, or where they were not requested.
@@ -164,7 +164,7 @@ class BaseStream:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the stream ended; None until it has ended and all of it has been read."""
+        """The reason why the stream ended; None until it has ended and all of it has been read."""
         if self._is_finished or (self._state.is_over and not self._state.deltas):
             if self._state.end is not None:
                 return self._state.end.reason

@@ -54,7 +54,7 @@ class _Many:
 
     @cached_property
     def _firsts(self) -> list[int]:
-        """For each answer, the index of the first answer to the same prompt."""
+        """The index of the first answer to the same prompt, for each answer."""
         begins = accumulate(self._nums_answers, initial=0)
         return [
             begin

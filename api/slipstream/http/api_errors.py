@@ -84,7 +84,7 @@ class AnthropicErrorBody(Struct, frozen=True, tag_field="type", tag="error"):
 
 
 class ErrorShape(Enum):
-    """Whose error bodies a path has."""
+    """The API whose error bodies a path has."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"

@@ -50,7 +50,7 @@ class Shares:
 
     @property
     def num_bytes(self) -> int:
-        """That are taken."""
+        """The bytes of the shares that are taken."""
         return self._num_bytes
 
     def take(self, tenant: bytes, num_bytes: int, ready: Callable[[Share], None]) -> Share:

@@ -1,4 +1,4 @@
-"""Which of the served models a request is for."""
+"""The served model that a request is for."""
 
 from __future__ import annotations
 

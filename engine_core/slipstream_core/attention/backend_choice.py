@@ -79,7 +79,7 @@ def triton_attention(
 def _why_not(
     geometry: Sequence[LayerGeometry], dtype: torch.dtype, device: torch.device
 ) -> str | None:
-    """Why Triton's kernels cannot serve; None if they can."""
+    """The reason why Triton's kernels cannot serve; None if they can."""
     if not is_wanted(device):
         return "its kernels need an NVIDIA card, and the device is the CPU"
     if (missing := unready()) is not None:

@@ -74,7 +74,7 @@ def _projections(sizes: Any, weight: torch.Tensor) -> LatentProjections:
 
 
 def _cached_row(latent: torch.Tensor, rotated: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """In place of `expand_kv`: a key that begins with its value; both [1, 1, T, dim]."""
+    """Replace `expand_kv` by a key that begins with its value; both [1, 1, T, dim]."""
     return torch.cat((latent, rotated), dim=-1), latent
 
 

@@ -428,7 +428,9 @@ def _rounded(node: AnyNode, x: AnyNode) -> tuple[AnyNode, bool]:
 
 
 def _with_the_rest(found: _Rotation) -> _Rotation:
-    """With the dimensions that do not turn, if they are joined to the others behind them."""
+    """The rotation with the dimensions that do not turn, if they are joined to the others behind
+    them.
+    """
     joined, turning, width = only_user(found.result), found.x, found.form.width
     is_all = is_call(turning, _aten.alias.default)
     is_part = is_call(turning, _aten.slice.Tensor) and turning.args[1:] == (3, 0, width)

@@ -249,7 +249,8 @@ def _trials(
     agree: Callable[[bool], bool],
     contexts: Sequence[AttentionContext] = (OwnValue(),) * len(TRIALS),
 ) -> Exception | None:
-    """Why `traced` is not used: it fails, or the two differ, here or on another rank; else None.
+    """The reason not to use `traced`: it fails, or the two differ, here or on another rank; else
+    None.
 
     Raises what leaves ranks at different sums (`_OUT_OF_STEP`).
     """

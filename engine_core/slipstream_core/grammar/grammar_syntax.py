@@ -1,4 +1,5 @@
-"""Which syntax a context-free grammar is written in, and Lark's as the grammar library reads it.
+"""The syntax that a context-free grammar is written in, and Lark's as the grammar library reads
+it.
 
 The library takes a grammar for GBNF unless one of its lines begins with `start:`, so it refuses
 what Lark's own tutorial has (`?start: …`). Its dialect lacks priorities; they choose among the

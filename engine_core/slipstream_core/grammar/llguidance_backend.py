@@ -150,7 +150,7 @@ class Vocabulary:
             _check(matcher, "the grammar is too complex: ")
 
     def _why_not(self, schema: Mapping[str, Any]) -> str:
-        """Why the library does not compile a schema; empty if it does."""
+        """The reason why the library does not compile a schema; empty if it does."""
         try:
             text = self._lib.LLMatcher.grammar_from_json_schema(json.dumps(schema))
             matcher = self._lib.LLMatcher(self._tokenizer, text, log_level=0)

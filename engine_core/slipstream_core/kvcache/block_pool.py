@@ -212,7 +212,7 @@ class BlockPool:
         self._num_taken += len(ids)
 
     def _alive(self, start: int, stop: int) -> Bools:
-        """Which of these entries of the queue are live, [stop - start]."""
+        """True for the entries of the queue that are live, bool [stop - start]."""
         alive: Bools = self._queue_stamps[start:stop] == self._stamps[self._queue[start:stop]]
         return alive
 

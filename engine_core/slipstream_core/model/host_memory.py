@@ -44,7 +44,9 @@ class HostMemory:
 
 
 def read_host_memory(root: Path = Path("/")) -> HostMemory | None:
-    """This process's memory limits, or None if unknown. `root` is the parent of proc and sys."""
+    """The memory limits of this process, or None if unknown. `root` is the parent of proc and
+    sys.
+    """
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
         found = {

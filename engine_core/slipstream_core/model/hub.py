@@ -116,7 +116,7 @@ def incomplete(source: Source) -> str:
 
 
 def _why_unreachable(name: str, revision: str | None) -> str | None:
-    """Why the hub was not reached; None if it has the model.
+    """The reason why the hub was not reached; None if it has the model.
 
     Raises ValueError if the hub answers that it does not have the model or does not allow access.
     """

@@ -51,7 +51,7 @@ def renames(names: Collection[str], shell: PreTrainedModel) -> dict[str, str]:
 
 
 def _as_read(names: Collection[str], shell: PreTrainedModel) -> set[str]:
-    """These names, after what transformers itself renames."""
+    """The names after transformers' own renaming."""
     conversions = get_model_conversion_mapping(shell)
     found = set()
     for name in names:

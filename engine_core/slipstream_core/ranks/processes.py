@@ -148,7 +148,8 @@ class Ranks:
 
 
 class StoppedProcesses:
-    """Which processes a signal has stopped, and which of them for too long while this one runs.
+    """The processes that a signal has stopped, and those stopped for too long while this one
+    runs.
 
     One that goes on for a moment between two beats counts as stopped throughout.
     """

@@ -287,7 +287,7 @@ class RemoteRanks:
         self._send(route, refuse)
 
     def _refusal(self, join: Join) -> str:
-        """Why a rank can have no place; empty if it can."""
+        """The reason why a rank can have no place; empty if it can."""
         config, version = self._config, installed_version()
         if join.version != version:
             return f"its version is {join.version or 'unknown'}, the core's {version or 'unknown'}"

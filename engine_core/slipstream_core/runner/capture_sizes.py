@@ -66,7 +66,7 @@ def token_buckets(max_num_batched_tokens: int) -> tuple[int, ...]:
 def why_eager(
     module: torch.nn.Module, dtype: torch.dtype, capability: tuple[int, int] | None
 ) -> str | None:
-    """Why steps of this model run eagerly; None if they may be recorded.
+    """The reason why steps of this model run eagerly; None if they may be recorded.
 
     `capability` is the card's, or None without a card.
     """

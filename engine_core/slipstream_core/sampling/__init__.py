@@ -1,1 +1,1 @@
-"""From logits to tokens and log-probabilities, for a whole batch."""
+"""Sampling: from logits to tokens and log-probabilities, for a whole batch."""

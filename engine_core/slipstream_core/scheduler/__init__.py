@@ -1,1 +1,1 @@
-"""Which requests a step computes, and the columns of its plan."""
+"""Scheduling: the requests that a step computes, and the columns of its plan."""

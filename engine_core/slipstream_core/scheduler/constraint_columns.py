@@ -128,7 +128,7 @@ class ConstraintColumns:
                 self._allowed.release(constraints.allowed)
 
     def deactivate(self, rows: Iterable[int]) -> None:
-        """These rows lose their slots, and their state slots with them."""
+        """Release the slots of these rows, and their state slots."""
         for row in rows:
             if row in self._active:
                 self._active.remove(row)
@@ -230,7 +230,7 @@ class ConstraintColumns:
 
 
 class _StateSlots:
-    """Which state slot each row, or each mask, holds."""
+    """The state slot that each row, or each mask, holds."""
 
     def __init__(self) -> None:
         self._of: dict[Hashable, int] = {}
@@ -297,7 +297,7 @@ class _SharedMasks:
 
 
 def _owners(columns: Sequence[Int64s]) -> Int64s:
-    """For each value of all columns, the index of its column."""
+    """The index of its column for each value of all columns."""
     return np.repeat(np.arange(len(columns)), [len(column) for column in columns])
 
 

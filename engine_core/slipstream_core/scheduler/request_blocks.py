@@ -230,7 +230,7 @@ class RequestBlocks:
         self._requests.slot[rows] = NO_SLOT
 
     def forget(self, blocks: Int32s, snapshots: Iterable[int] = ()) -> None:
-        """These blocks, all different, and snapshots do not hold their intended content."""
+        """Drop blocks, all different, and snapshots that do not hold their intended content."""
         if self._cache is not None:
             self._cache.forget(blocks)
             self.snapshots.forget(snapshots)

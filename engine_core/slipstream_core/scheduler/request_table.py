@@ -266,7 +266,7 @@ class RequestTable(RowTable):
         return last[2]
 
     def set_stop_ids(self, row: int, token_ids: Collection[int]) -> None:
-        """These ids must not be sampled while `known` is below the row's `masked_until`."""
+        """Forbid these ids while `known` is below the row's `masked_until`."""
         self._stop_ids[row] = np.array(sorted(token_ids), np.int64)
         self._last_masks = None
 

@@ -1,4 +1,5 @@
-"""Which parts of a model each rank holds: transformers' plan, corrected where it leaves much whole.
+"""The parts of a model that each rank holds: transformers' plan, corrected where it leaves much
+whole.
 
 - Query heads are dealt out evenly. Key heads are as well, or, where there are more ranks than key
   heads, several ranks hold the same one: those projections are loaded whole and cut afterwards.

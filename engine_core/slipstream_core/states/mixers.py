@@ -80,7 +80,9 @@ class Mixer:
         return first
 
     def forward(self, hidden_states: torch.Tensor, **others: Any) -> Any:
-        """In place of the original: the step's tokens [1, T, width], each row from its state."""
+        """Replaces the original forward: the step's tokens [1, T, width], each row from its
+        state.
+        """
         carrier = others.get(str(self._cache_name))
         if not isinstance(carrier, StateCarrier):
             raise StateError(f"{self.kind} is given no cache")

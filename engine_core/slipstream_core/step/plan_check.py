@@ -33,8 +33,8 @@ class PlanBounds(NamedTuple):
     vocab_size: int
 
     def checks(self) -> dict[str, tuple[int, int]]:
-        """For each column what is added to its numbers, and what they are below then, not being
-        negative.
+        """The offset that is added to the numbers of each column, and the bound that they are below
+        then, not being negative.
         """
         sizes: dict[Size, int] = {
             "vocab": self.vocab_size,

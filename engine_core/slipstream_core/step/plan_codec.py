@@ -274,7 +274,7 @@ def _counts(plan: StepPlan) -> tuple[int, ...]:
 
 
 def _slices(plan: StepPlan) -> int:
-    """Which slices are sampled, as the header says it."""
+    """The slices that are sampled, as the header encodes them."""
     if not plan.sliced:
         return 0
     if plan.all_greedy:

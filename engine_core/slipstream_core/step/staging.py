@@ -118,7 +118,7 @@ class CardCopies:
         self._back = _cuda.Stream(device)
 
     def host(self, size: int) -> torch.Tensor:
-        """From torch's pool of pinned memory."""
+        """Allocate from torch's pool of pinned memory."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def upload(self, source: torch.Tensor, target: torch.Tensor) -> CopyEvent:

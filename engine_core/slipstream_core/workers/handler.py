@@ -224,7 +224,7 @@ class WorkerHandler:
         return is_any
 
     def launching(self, step: int, rows: Int64s) -> None:
-        """These rows are in the step that is launched next."""
+        """Note that these rows are in the step that is launched next."""
         self._num_in_flight += 1
         if self._note is not None:
             self._note.launch(step, self._streams.ids, rows)
@@ -278,7 +278,7 @@ class WorkerHandler:
                 raise ProtocolError(f"a core does not accept {type(body).__name__}")
 
     def _owned(self, worker: bytes, stream_id: bytes) -> CoreStream | None:
-        """This worker's stream, or None where it is unknown or another worker's."""
+        """The worker's stream, or None if it is unknown or another worker's."""
         stream = self._streams.get(stream_id)
         return stream if stream is not None and stream.worker == worker else None
 

@@ -192,7 +192,7 @@ class WorkerSender:
         self._close_sent_rows()
 
     def mark_dirty(self, rows: RowSet) -> None:
-        """These rows have new tokens; all of them are open."""
+        """Record that these rows have new tokens; all of them are open."""
         if self._sampled is None:
             self._sampled = rows
         else:

@@ -195,7 +195,7 @@ class StreamManager:
                 self.send_prompt_logprobs(stream)
 
     def mark_dirty(self, rows: RowSet) -> None:
-        """These rows have new tokens."""
+        """Record that these rows have new tokens."""
         if self._untimed:
             self._note_first_tokens(rows)
         if self._counters.awaits_first_tokens:

@@ -1,4 +1,4 @@
-"""Which format a model's answers have, told by its chat template and the tokens of its vocabulary.
+"""The format of a model's answers, from its chat template and the tokens of its vocabulary.
 
 A part that several entries of the table claim is read by none: a wrong reader would take an answer
 apart where it says nothing. A part that none claims may be told by the tokenizer's

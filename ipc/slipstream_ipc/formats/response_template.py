@@ -1,4 +1,4 @@
-"""Which entries of the table a tokenizer's `response_template` describes.
+"""The entries of the table that a tokenizer's `response_template` describes.
 
 transformers (from 5.19 on) reads answers by such a template, which checkpoints bring along. What it
 says with literal delimiters about reasoning as text, and about calls as JSON, some entry of the

@@ -167,7 +167,9 @@ class Cursors(RowTable):
         self._sent[portion.rows.array] = portion.starts
 
     def lags(self, rows: Int64s, lengths: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of `rows` are open and have not been sent up to their `lengths`, bool [n]."""
+        """True for the rows that are open and have not been sent up to their `lengths`, bool
+        [n].
+        """
         self._write_sent()
         behind: npt.NDArray[np.bool_] = self._open.take(rows) & (self._sent.take(rows) < lengths)
         return behind

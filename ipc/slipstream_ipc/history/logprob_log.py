@@ -241,16 +241,16 @@ class _Wide:
             self._rows.append(row, piece)
 
     def flush_deferred(self) -> None:
-        """Nothing is deferred."""
+        """Do nothing: nothing is deferred."""
 
     def deferred_of(self, _rows: RowSet) -> None:
-        """Nothing is deferred."""
+        """Do nothing: nothing is deferred."""
 
     def last(self, _rows: RowSet, _position: int) -> None:
-        """Nothing is deferred."""
+        """Return None: nothing is deferred."""
 
     def are_last(self, _rows: Rows, _positions: Int64s) -> bool:
-        """Nothing is deferred."""
+        """Return False: nothing is deferred."""
         return False
 
     def find(
@@ -320,7 +320,7 @@ class LogprobLog(RowTable):
         return int(self._width_of(rows).max(initial=0))
 
     def is_wide(self, rows: Int64s) -> npt.NDArray[np.bool_]:
-        """Which of `rows` are wide, so that `append` skips them, bool [n]."""
+        """True for wide rows, which `append` skips, bool [n]."""
         return self._width_of(rows) > MAX_NARROW
 
     def append_wide(self, row: int, piece: Candidates) -> None:

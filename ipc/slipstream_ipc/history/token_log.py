@@ -196,7 +196,7 @@ class TokenLog:
         return self._pages
 
     def _leave_pages(self) -> None:
-        """Nothing more may be appended by the present view: columns may be replaced."""
+        """Allow no further appends by the present view, so that columns may be replaced."""
         if self._pages is not None:
             self._pages.is_current = False
             self._pages = None

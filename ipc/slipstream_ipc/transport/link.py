@@ -89,7 +89,7 @@ class Link(NewLinkNumbers[Receipt]):
 
     @property
     def _pinged_at(self) -> float | None:
-        """When the peer was pinged; None where it has been heard since."""
+        """The time at which the peer was pinged; None if it has been heard since."""
         pinged_at, num_heard = self._last_ping
         return pinged_at if num_heard == self.num_heard else None
 

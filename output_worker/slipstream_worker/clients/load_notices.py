@@ -53,7 +53,9 @@ class LoadNotices:
         self._suspects = None if suspects is None else suspect_digests(suspects)
 
     def begin_drain(self, end_at: float) -> None:
-        """Nothing new is accepted, and what runs is cut off at `end_at` (monotonic)."""
+        """Report a drain: nothing new is accepted, and running streams are cut off at `end_at`
+        (monotonic).
+        """
         self._drains_until = end_at
 
     def flush(self, now: float, *, has_core: bool) -> None:

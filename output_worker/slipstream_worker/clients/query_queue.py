@@ -51,7 +51,7 @@ class QueryQueue:
         return list(self._clients)
 
     def why_full(self, query: QueuedQuery) -> str:
-        """Why this query has to be rejected; empty if it may wait."""
+        """The reason to reject this query; empty if it may wait."""
         num, num_chars = self._nums.total(), self._chars.total()
         tenant, size = query.tenant, query.size
         if self._nums[tenant] >= MAX_WAITING - num:

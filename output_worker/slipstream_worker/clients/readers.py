@@ -1,4 +1,4 @@
-"""Which client reads which stream, and from where on.
+"""The readers of streams: which client reads which stream, and from where on.
 
 Keeps all clients' ports, and makes every change of a stream's reader.
 
@@ -183,7 +183,7 @@ class StreamReaders:
         return reader.client == client and handle in (None, reader.handle)
 
     def mark_due(self, worker_rows: Int64s) -> None:
-        """These rows have new tokens: mark the ports of their readers' clients as due."""
+        """Mark the ports of these rows' readers as due: the rows have new tokens."""
         if len(self._clients) <= _FEW_CLIENTS:
             for port in self._clients.values():
                 port.mark_due()

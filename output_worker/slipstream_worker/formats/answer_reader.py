@@ -181,7 +181,7 @@ class AnswerReader:
 
     @property
     def state(self) -> bytes:
-        """From here another reader can go on. Only where nothing is held."""
+        """The state from which another reader can go on. Only where nothing is held."""
         return self.save(self._num_calls)
 
     @property

@@ -101,7 +101,7 @@ class AnswerKeeper:
     # ---- streams ---------------------------------------------------------------------------
 
     def why_full(self, keep: KeepOptions, *, was_accepted: bool) -> str:
-        """Why a stream with this record has to be rejected; empty if there is room for it."""
+        """The reason to reject a stream with this record; empty if there is room for it."""
         num_bytes, total = len(keep.record), self._record_bytes.total()
         most = 2 * max(self._max_bytes, MESSAGE_BUDGET_BYTES)
         if was_accepted:

@@ -264,7 +264,9 @@ class CoreMessages:
         return self._predecessor_ended_s < self._core_serves_since_s + _READMISSION_S
 
     def _note_takeover(self, since: float) -> None:
-        """This worker has taken over the streams of one that ended at `since`."""
+        """Note in traces that this worker has taken over the streams of one that ended at
+        `since`.
+        """
         now = monotonic()
         for stream in self._streams.all():
             if stream.trace is not None and stream.stage is not Stage.ENDED:

@@ -100,7 +100,9 @@ class PlainTokens:
 
 
 def _may_be_plain(fast: TextColumns) -> Bools:
-    """Which entries are plain as long as they end no stream: whole, with text if any is wanted."""
+    """True for entries that are plain as long as they end no stream: whole, with text if any is
+    wanted.
+    """
     found = fast.lens > 0
     silent = fast.first(VocabularyView.SILENT)
     found[silent:] = fast.lens[silent:] >= 0

@@ -136,7 +136,7 @@ class KeptAnswers:
         return tuple(entries)
 
     def mark_sent(self, entries: tuple[KeptEntry, ...]) -> None:
-        """These are on their way to the core."""
+        """Record that these entries are on their way to the core."""
         for entry in entries:
             self._unsent.pop(entry.stream_id, None)
 

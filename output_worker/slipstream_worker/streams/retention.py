@@ -96,7 +96,7 @@ class Retention:
         self.expire_at(stream, self.now + max(least_s, self.grace_s))
 
     def expire_once_read(self, stream: WorkerStream) -> None:
-        """Nothing of the stream is owed to a reader: give it up after the grace time, and one that
+        """Give a stream of which nothing is owed to a reader up after the grace time, and one that
         was deleted now.
         """
         if stream.is_deleted and stream.stage is Stage.ENDED:

@@ -64,9 +64,9 @@ class RowLoops(Protocol):
         buckets: Buffer,
         total: Buffer,
     ) -> list[tuple[int, int]]:
-        """Such a message was sent: move the cursors, and add how long each row has waited to a
-        histogram (f64 bounds, i64 buckets, f64 sum). Returns the rows that were sent their first
-        tokens, with their number.
+        """Record that such a message was sent: move the cursors, and add how long each row has
+        waited to a histogram (f64 bounds, i64 buckets, f64 sum). Returns the rows that were sent
+        their first tokens, with their number.
         """
         ...
 

@@ -84,7 +84,7 @@ class StreamColumns(RowTable):
     _has_detector: Bools = column(np.bool_)  # whether a repetition may end it
 
     def __init__(self, fast: TextColumns | None) -> None:
-        """If `fast` is None, no row is ever fast."""
+        """fast: None if no row is ever fast."""
         super().__init__(_MIN_ROWS)
         self.fast = fast
         self.tokens = TokenLog()
@@ -206,7 +206,7 @@ class StreamColumns(RowTable):
         return ids
 
     def ids_between(self, worker_row: int, start: int, stop: int) -> list[int]:
-        """These tokens of a row's history."""
+        """Read ids of a row's history, from `start` to `stop`."""
         if stop == start + 1 == self.lengths.item(worker_row):
             return [self.last_ids.item(worker_row)]
         if stop == start:
@@ -238,8 +238,8 @@ class StreamColumns(RowTable):
             self.logprobs.flush_deferred()
 
     def in_order(self, worker_rows: bytes) -> RowSet:
-        """These ascending rows (i64) in the order of the last `append`, if they are the same rows:
-        what was appended together is then found at once.
+        """Return these ascending rows (i64) in the order of the last `append`, if they are the same
+        rows: what was appended together is then found at once.
         """
         latest = self._latest
         if self._sorted is None:

@@ -66,7 +66,7 @@ class RenderQueue(Generic[Waiter]):
         self._loads = {False: _QueueLoad(), True: _QueueLoad()}  # keyed by `is_long`
 
     def why_full(self, render: Render, tenant: bytes = b"") -> str:
-        """Why a stream of this tenant has to be rejected; empty if it may wait for this prompt."""
+        """The reason to reject a stream of this tenant; empty if it may wait for this prompt."""
         load = self._loads[is_long(render)]
         if load.streams[tenant] >= 2 * MAX_RENDERING - load.num_streams:
             return f"{load.streams[tenant]} prompts are waiting to be tokenised already"

@@ -77,5 +77,7 @@ def renamed(words: Iterable[str], options: Container[str]) -> tuple[list[str], l
 
 
 def hint_for(name: str) -> str:
-    """Why there is no such option, to follow `unknown option NAME`; empty if not known."""
+    """The reason why there is no such option, to follow `unknown option NAME`; empty if not
+    known.
+    """
     return f": {_MISSING[name]}" if name in _MISSING else ""

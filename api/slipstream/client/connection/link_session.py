@@ -452,7 +452,9 @@ class ClientSession:
             self._refuse(partial(EngineError, Fault("engine", why)))
 
     def _refuse(self, error: Callable[[], SlipstreamError]) -> None:
-        """This server will not do: fail what waits for it, unless it can go elsewhere."""
+        """Fail the streams that wait for this server, which refuses them, unless they can go
+        elsewhere.
+        """
         if self._observer is None or not self._observer.refused(error):
             self._fail_waiting(error)
 

@@ -71,7 +71,7 @@ class FleetMember:
 
     @property
     def why_away(self) -> str:
-        """Why it is not attached; empty where that is not known."""
+        """The reason why the member is not attached; empty if it is not known."""
         return self.why_unopened if self.session is None else self.session.trouble
 
     @property
@@ -270,7 +270,7 @@ class FleetMembers:
 
     @property
     def why_none(self) -> Callable[[], SlipstreamError] | None:
-        """Why every one of them is closed; None where one is not."""
+        """The reason why all members are closed; None if one is not."""
         if self.sessions:
             return None
         errors = [each.shut_because for each in self._members.values() if each.shut_because]
@@ -373,7 +373,7 @@ class FleetMembers:
         self.models = tuple(found) or self.models
 
     def _why_refused(self, member: FleetMember, welcome: Welcome) -> str:
-        """Why a member will not do: it is known at another address. Else empty."""
+        """The reason to refuse a member: it is known at another address. Else empty."""
         for other in self.attached_of(welcome.model.name):
             if other is not member and welcome.replica != b"" and other.name == welcome.replica:
                 return f"it is the replica at {other.address}"

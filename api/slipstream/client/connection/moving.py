@@ -121,8 +121,8 @@ class StreamRouter:
         return numbers[best.member]
 
     def home_of(self, state: StreamState, numbers: Sequence[int]) -> int:
-        """Which of these members computes a stream that none of them has: one that takes new
-        streams, where there are any, and by the stream's id alone. So its readers at several fronts
+        """The member of these that computes a stream that none of them has: one that takes new
+        streams, if there is any, and by the stream's id alone. So its readers at several fronts
         meet at one member, where the last one to come reads.
         """
         is_open = set(self._moves.open_members())

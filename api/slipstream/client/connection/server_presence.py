@@ -14,7 +14,7 @@ from slipstream_ipc.transport.addresses import IPC
 
 
 def why_absent(address: str) -> str | None:
-    """Why no server answers at this address.
+    """The reason why no server answers at this address.
 
     None where one may: something listens there, a stack that starts or restarts holds the folder,
     or the address is not an ipc:// one.

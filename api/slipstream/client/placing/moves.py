@@ -61,7 +61,7 @@ class ReaderProgress:
 
 
 class Failure(Enum):
-    """Why a stream ends without its replica."""
+    """The reason why a stream ends without its replica."""
 
     NO_MEMBER = "no replica could take it in time"
     SHUT = "its replica was shut, and no other could take it"

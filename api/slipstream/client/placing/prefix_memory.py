@@ -47,7 +47,7 @@ class PrefixMemory:
         self._table = load_native() or ReferenceTable
 
     def known(self, key: PromptKey, members: Sequence[MemberLoad]) -> list[int]:
-        """By member, the tokens of the longest beginning that was sent to it and that its cache has
+        """The tokens of the longest beginning that was sent to each member and that its cache has
         not evicted since; 0 for none.
         """
         salts = [member.salt for member in members]
@@ -75,7 +75,9 @@ class ReferenceTable:
         salts: Sequence[int],
         since: Sequence[float],
     ) -> list[int]:
-        """By salt, how many hashes the longest beginning has that was sent after its `since`."""
+        """The number of hashes of the longest beginning that was sent after its `since`, for each
+        salt.
+        """
         found: list[int] = []
         for salt, time in zip(salts, since, strict=True):
             wanted = _tags_of(chain, salt)

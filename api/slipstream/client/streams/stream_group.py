@@ -55,10 +55,10 @@ class StreamGroup:
         self.unread.append(self._items_of(indices, batch.message.texts, batch))
 
     def divide(self) -> None:
-        """Nothing to do: the streams have no queues of their own, so the order is kept."""
+        """Do nothing: the streams have no queues of their own, so the order is kept."""
 
     def release(self, state: StreamState) -> None:
-        """Nothing to do: unread deltas of a stream that is over stay in order."""
+        """Do nothing: unread deltas of a stream that is over stay in order."""
 
     def add(self, index: int, delta: Delta) -> None:
         """Add one delta of one stream."""

@@ -112,7 +112,7 @@ class ContentBlockStop(Struct, frozen=True, tag_field="type", tag="content_block
 
 
 class StopFields(Struct, frozen=True):
-    """Why the answer has ended. stop_sequence: the one that ended it, if one did."""
+    """The reason why the answer has ended. stop_sequence: the one that ended it, if one did."""
 
     stop_reason: str
     stop_sequence: str | None

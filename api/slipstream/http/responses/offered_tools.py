@@ -114,8 +114,8 @@ def used_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def unusual_tools(tools: Raw) -> Mapping[str, OfferedTool]:
-    """By the names that the model is shown: those tools whose calls are not printed as the calls of
-    plain functions. tools: as a response repeats them.
+    """The tools whose calls are not printed as the calls of plain functions, by the names that the
+    model is shown. tools: as a response repeats them.
     """
     encoded = bytes(tools)
     if not any(each in encoded for each in _UNUSUAL):

@@ -108,13 +108,13 @@ class ResponseUsage(Struct, frozen=True):
 
 
 class IncompleteDetails(Struct, frozen=True):
-    """Why an answer is incomplete, in OpenAI's words."""
+    """The reason why an answer is incomplete, in OpenAI's words."""
 
     reason: Literal["max_output_tokens", "content_filter"]
 
 
 class FailureDetails(Struct, frozen=True):
-    """Why a response failed."""
+    """The reason why a response failed."""
 
     code: str
     message: str

@@ -42,10 +42,10 @@ class TransportWriter:
         self._transport.write(data)
 
     def wait(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def detach(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 def load_native() -> ModuleType | None:

@@ -278,8 +278,8 @@ class Child:
         self._run_delay.begin(self.pid)
 
     def hangs_at(self, timeout_s: float) -> float:
-        """When a silent child counts as hung: `timeout_s` behind its last heartbeat, and as much
-        later as its loop has lacked a CPU since `measure_cpu`.
+        """The time at which a silent child counts as hung: `timeout_s` after its last heartbeat,
+        and as much later as its loop has lacked a CPU since `measure_cpu`.
         """
         assert self.last_beat_at is not None
         return self.last_beat_at + timeout_s + self._run_delay.lacked_s()

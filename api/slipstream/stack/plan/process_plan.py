@@ -372,7 +372,7 @@ def _demo_options(settings: StackSettings) -> dict[str, Any]:
 
 
 def forked(children: list[ChildSpec], device: str, model: str) -> list[ChildSpec]:
-    """These children, as forks of a process that has imported torch: not where a card might be
+    """Return the children as forks of a process that has imported torch: not where a card might be
     used, whose driver does not survive a fork. With a simulated model it does not pay to import for
     them: they are forks only of a supervisor that has imported everything already.
     """

@@ -178,7 +178,7 @@ def weighed(normed, weight, there, kind, ROUNDS: tl.constexpr, OFFSET: tl.conste
 
 @triton.jit
 def rounded(value, kind):
-    """To this type, as float32."""
+    """Round to this type; the result is float32."""
     return value.to(kind).to(tl.float32)
 
 

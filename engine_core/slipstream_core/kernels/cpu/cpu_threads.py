@@ -170,7 +170,9 @@ class Threads:
             self._kernels.set_threads(self._most)
 
     def begin_forward(self, *, is_list: bool) -> None:
-        """With `is_list` our kernels do the large operators, so torch gets a single thread."""
+        """Set torch's threads for a forward: with `is_list` our kernels do the large operators, so
+        torch gets a single one.
+        """
         num = 1 if is_list else self._now()
         torch.set_num_threads(num)
         self._began = (time.monotonic(), time.thread_time()) if num > 1 else None

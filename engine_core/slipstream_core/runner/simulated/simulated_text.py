@@ -1,4 +1,4 @@
-"""Which token follows which history in the simulated model.
+"""The next token for each history, in the simulated model.
 
 Hashes histories and chooses the next token from the hash. Everything is pure: `expected_tokens`
 returns what any request must get, without a cache.
