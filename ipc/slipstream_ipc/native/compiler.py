@@ -2,8 +2,9 @@
 
 - A library is optional: without a compiler, or after any failure, the result is None with one log
   line, and its users have another way.
-- The file name is a digest of the sources, the flags, the compiler and the processor, so a cache
-  shared between machines holds one file for each.
+- The file name is a digest of the sources, the flags, the compiler and the processor, and not of
+  where they lie: clones and environments share one file, machines that share a cache have one each.
+- A file that no process has loaded for KEPT_DAYS is removed when another one is compiled.
 - Code is loaded only from a folder that is owned by this user and not writable by others.
 - The file ends with its own digest, which the loader ignores. A damaged file is recompiled: loading
   it would kill the process (a truncated file is mapped beyond its end: SIGBUS).
@@ -11,6 +12,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -20,6 +22,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,19 +34,32 @@ logger = logging.getLogger(__name__)
 _FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
 _COMPILERS = ("gcc", "cc")
 _TIMEOUT_S = 60.0
+KEPT_DAYS = 30
+_DAY_S = 86_400.0
 
 
 @dataclass(frozen=True)
 class CLibrary:
-    """The sources of a library. `name` begins its file's name; `instead` is the code that runs
-    without it, for the log.
+    """The sources of a library. `name` begins its file's name. headers: files of ours that they
+    include by name. include_folder, abi: of the headers of others, and of what those are. instead:
+    the code that runs without the library, for the log.
     """
 
     name: str
     sources: tuple[Path, ...]
     headers: tuple[Path, ...] = ()
     flags: tuple[str, ...] = ()
+    include_folder: Path | None = None
+    abi: str = ""
     instead: str = "Python"
+
+    @property
+    def include_flags(self) -> list[str]:
+        """The flags by which the compiler finds all headers."""
+        folders = [each.parent for each in self.headers]
+        if self.include_folder is not None:
+            folders.append(self.include_folder)
+        return [f"-I{folder}" for folder in dict.fromkeys(folders)]
 
 
 def compiled(library: CLibrary) -> Path | None:
@@ -72,17 +88,21 @@ def _compile(library: CLibrary) -> Path | None:
         return None
     flags = (*_FLAGS, *library.flags)
     source = b"\0".join(each.read_bytes() for each in (*library.headers, *library.sources))
-    recipe = "\0".join([compiler, *flags, platform.machine(), _processor()]).encode()
+    recipe = "\0".join([compiler, *flags, library.abi, platform.machine(), _processor()]).encode()
     folder = _folder()
     digest = hashlib.sha256(recipe + source).hexdigest()[:32]
     target = folder / f"{library.name}-{digest}.so"
     if _is_ours(target) and _is_whole(target.read_bytes()) and _can_be_loaded(target):
+        _note_use(target)
         return target
     logger.info("compiling the C library %s, once for this machine", library.name)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         made = Path(temporary, f"{library.name}.so")
         subprocess.run(
-            [compiler, *flags, "-o", str(made), *map(str, library.sources), "-lm"],
+            [
+                *(compiler, *flags, *library.include_flags, "-o", str(made)),
+                *(*map(str, library.sources), "-lm"),
+            ],
             check=True,
             capture_output=True,
             text=True,
@@ -91,7 +111,26 @@ def _compile(library: CLibrary) -> Path | None:
         ctypes.PyDLL(str(made))  # a library that cannot be loaded is not kept
         content = made.read_bytes()
     write_atomically(target, content + _digest(content), mode=0o700)
+    _remove_unused(folder)
     return target
+
+
+def _note_use(target: Path) -> None:
+    """Have the file's time of change say when it was used last, to a day."""
+    with contextlib.suppress(OSError):  # removed, or on a file system that is read-only by now
+        if time.time() - target.stat().st_mtime > _DAY_S:
+            os.utime(target)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove the libraries that nothing has used for KEPT_DAYS. Processes that have loaded one keep
+    it.
+    """
+    oldest = time.time() - KEPT_DAYS * _DAY_S
+    for path in folder.glob("*.so"):
+        with contextlib.suppress(OSError):  # another process removes it, too
+            if path.stat().st_mtime < oldest:
+                path.unlink()
 
 
 def _digest(content: bytes) -> bytes:

@@ -11,7 +11,6 @@ import importlib.machinery
 import importlib.util
 import logging
 import os
-import sys
 import sysconfig
 from pathlib import Path
 from types import ModuleType
@@ -36,10 +35,8 @@ def load_extension(name: str, source: Path, headers: tuple[Path, ...] = ()) -> M
     if not (python / "Python.h").exists():
         logger.info("the C extension %s is left out: Python's headers are not installed", name)
         return None
-    abi = f"-DSLIPSTREAM_ABI={sys.implementation.cache_tag.replace('-', '_')}"  # one file for each
-    folders = dict.fromkeys([python, *(header.parent for header in headers)])
-    flags = ("-Wall", "-Wextra", *(f"-I{folder}" for folder in folders), abi)
-    path = compiled(CLibrary(name, (source,), headers, flags))
+    abi = str(sysconfig.get_config_var("SOABI"))
+    path = compiled(CLibrary(name, (source,), headers, ("-Wall", "-Wextra"), python, abi))
     if path is None:
         return None
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
