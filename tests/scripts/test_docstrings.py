@@ -1,0 +1,69 @@
+"""The check of docstrings' first words: it finds them wherever a docstring is, and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "docstrings.py"
+
+
+@pytest.fixture
+def check() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docstrings", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('"""What it holds."""', [(1, "What")]),
+        ('class A:\n    """Whether it is open."""', [(2, "Whether")]),
+        ('def f():\n    """\n    Of each row."""', [(2, "Of")]),
+        ('class A:\n    async def f(self):\n        """As `g`."""', [(3, "As")]),
+        ('def f():\n    def g():\n        r"""How."""', [(3, "How")]),
+    ],
+)
+def test_first_words_are_found(check: ModuleType, source: str, found: list[object]) -> None:
+    assert list(check.findings(source)) == found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""True if it is open, whatever was said."""',
+        '"""Whatever."""',
+        'def f():\n    """Return what is left."""',
+        'def f():\n    x = "What"',
+        "# What it is",
+    ],
+)
+def test_others_pass(check: ModuleType, source: str) -> None:
+    assert list(check.findings(source)) == []
+
+
+def test_files_that_remain_only_become_fewer(
+    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "api"
+    package.mkdir()
+    (package / "done.py").write_text('"""The files."""\n')
+    (package / "left.py").write_text('"""What is left."""\n')
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setattr(check, "REMAINING", frozenset({"api/left.py"}))
+    assert check.main() == 0
+    monkeypatch.setattr(check, "REMAINING", frozenset({"api/left.py", "api/done.py"}))
+    assert check.main() == 1
+    monkeypatch.setattr(check, "REMAINING", frozenset())
+    assert check.main() == 1
+
+
+def test_the_product_has_none(check: ModuleType) -> None:
+    assert check.main() == 0
