@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median
 
 import numpy as np
 import pytest
@@ -340,6 +343,76 @@ def test_ten_thousand_of_one_tenant_delay_anothers_by_a_few_steps() -> None:
     # slots are free after 4 steps, as an answer has 4 tokens; one of the others' may go first
     assert num_steps <= 2 * 4
     assert scheduler.waiting_of(b"many")[0] > 9_900
+
+
+def waits_beside(own_priority: Callable[[int, int, int], int]) -> list[int]:
+    """Steps that each of one tenant's requests waits, one after another, in few slots and little
+    cache that another tenant's 32 use at once; these have own priorities by number, prompt length
+    and answer's length.
+    """
+    draws, tokens = random.Random(0), TokenLog()
+    scheduler = Scheduler(
+        tokens=tokens,
+        num_blocks=40,
+        block_size=4,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        max_model_len=128,
+    )
+    rows, others, waits, num_steps = itertools.count(), itertools.count(), list[int](), 0
+
+    def add(tenant: bytes, prompt_len: int, max_tokens: int, own_priority: int = 0) -> int:
+        row = next(rows)
+        tokens.open(row)
+        tokens.extend(row, np.full(prompt_len, row, np.uint32))
+        new = request(row, tenant, prompt_len, own_priority=own_priority)
+        scheduler.add(replace(new, max_tokens=max_tokens))
+        return row
+
+    def add_other() -> None:
+        prompt_len, max_tokens = draws.choice((6, 60)), draws.choice((4, 20))
+        add(b"k2", prompt_len, max_tokens, own_priority(next(others), prompt_len, max_tokens))
+
+    for _ in range(32):
+        add_other()
+    acked = np.zeros(20_000, np.int64)
+    mine, came_at, has_begun = add(b"k1", 10, 8), 0, False
+    while len(waits) < 100:
+        plan = scheduler.schedule(acked)
+        assert plan is not None
+        num_steps += 1
+        computed = set(scheduler.rows_of(plan).tolist())
+        scheduler.complete(plan, np.zeros(int(plan.samples.sum()), np.int64))
+        if mine in computed and not has_begun:
+            has_begun = True
+            waits.append(num_steps - came_at)
+        for row in sorted(computed):
+            if scheduler._requests.known[row] < scheduler._requests.limit[row]:
+                continue
+            scheduler.remove(row)
+            if row == mine:
+                mine, came_at, has_begun = add(b"k1", 10, 8), num_steps, False
+            else:
+                add_other()
+    return waits
+
+
+def test_a_keys_waits_are_those_it_has_without_anothers_priorities() -> None:
+    """Whatever those are, its median and mean are at most twice as long."""
+    draws = random.Random(0)
+    plain = waits_beside(lambda *_: 0)
+    assert max(plain) > 4, "it does wait"
+    for own_priority in (
+        lambda *_: draws.randint(-1000, 1000),
+        lambda *_: -1000,
+        lambda number, *_: -number,  # the newest first
+        lambda _, prompt_len, max_tokens: -prompt_len - max_tokens,
+        lambda _, prompt_len, max_tokens: prompt_len + max_tokens,
+        lambda number, *_: -1000 if number % 32 else 1000,
+    ):
+        found = waits_beside(own_priority)
+        assert sum(found) <= 2 * sum(plain)
+        assert median(found) <= 2 * median(plain)
 
 
 # ---- how many may wait ---------------------------------------------------------------------------
