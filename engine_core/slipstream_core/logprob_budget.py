@@ -47,7 +47,7 @@ class LogprobBudget:
         return not self._ended or self.num_reserved <= self._max_bytes
 
     def reserve(self, num_bytes: int, *, was_accepted: bool = False) -> bool:
-        """Reserve room for a stream that is to be admitted; whether there was any.
+        """Reserve room for a stream that is to be admitted; return True if there was any.
 
         `open` assigns the reservation to its row.
         """
@@ -66,7 +66,9 @@ class LogprobBudget:
             self._reserved[row] = num_bytes
 
     def grow(self, row: int, num_bytes: int, *, force: bool = False) -> bool:
-        """Reserve `num_bytes` more for a row; whether there was room. `force` ignores the bound."""
+        """Reserve `num_bytes` more for a row; return True if there was room. `force` ignores the
+        bound.
+        """
         if not force and self.num_reserved + num_bytes > self._max_bytes:
             return False
         self._reserved[row] = self._reserved.get(row, 0) + num_bytes

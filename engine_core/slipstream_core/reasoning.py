@@ -41,10 +41,10 @@ class CallFollower(Protocol):
     """The grammar of a call; errors are kept until a mask is wanted."""
 
     def begin(self, token_ids: Sequence[int]) -> bool:
-        """A call begins with these tokens; whether it is complete."""
+        """Begin a call with these tokens; return True if it is complete."""
 
     def take(self, token_id: int) -> bool:
-        """The call goes on with this token; whether it is complete."""
+        """Continue the call with this token; return True if it is complete."""
 
 
 class ReasoningState:

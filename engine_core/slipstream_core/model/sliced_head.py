@@ -20,7 +20,7 @@ _TOLERANCE = 1e-4  # relative to the largest logit: soft caps may round otherwis
 
 
 def slice_head(module: Any, vocab_size: int, rank: Rank) -> bool:
-    """Have the model return this rank's columns of the logits; whether it does.
+    """Have the model return this rank's columns of the logits; return True if it can.
 
     All ranks have to call this, and it is the same on all. It is not done where the plan leaves the
     head whole, or a rank would have no column.

@@ -108,14 +108,14 @@ class Ranks:
         self._has_ended.wait(timeout_s)
 
     def kill_hung(self, now: float) -> bool:
-        """SIGKILL those of this machine that a signal has stopped for `hang_timeout_s`, which ends
-        the core as well; whether there are any. Call it with each beat.
+        """SIGKILL the ranks of this machine that a signal has stopped for `hang_timeout_s`, which
+        ends the core as well; return True if there are any. Call it with each beat.
         """
         return self._kill(self._stopped.overdue(now))
 
     def kill_stopped(self) -> bool:
-        """SIGKILL all of this machine that a signal has stopped, however long ago; whether there
-        are any.
+        """SIGKILL all ranks of this machine that a signal has stopped, however long ago; return
+        True if there are any.
         """
         return self._kill(self._stopped.current())
 

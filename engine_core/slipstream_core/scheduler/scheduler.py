@@ -515,7 +515,7 @@ class Scheduler:
             self._running_set.requeue(left[0])
 
     def _reserve_step(self, row: int) -> bool:
-        """Reserve room for one more step of a row; whether there was any."""
+        """Reserve room for one more step of a row; return True if there was any."""
         num_logprobs = int(self._requests.num_logprobs[row])
         num_tokens = step_len(num_logprobs)
         num_bytes = outputs_bytes(num_logprobs, num_tokens)

@@ -139,7 +139,7 @@ class PlanBuffer:
     def _pack_natively(
         self, plan: StepPlan, counts: tuple[int, ...], bounds: PlanBounds | None
     ) -> bool:
-        """Write a plan in C; whether that was done."""
+        """Write a plan in C; return True if that was done."""
         packs = counts[:_NUM_FIXED], _slices(plan), bounds
         if self._packs != packs:
             self._packer = self._new_packer(*packs)

@@ -209,7 +209,7 @@ class WorkerHandler:
                 self._acceptor.reattach(session)
 
     def publish(self, completed_step: int) -> bool:
-        """Send every worker some of its news; whether more could be sent now."""
+        """Send every worker some of its news; return True if more could be sent now."""
         is_more = False
         for sender in self._senders.values():
             sender.completed_step = completed_step
@@ -217,7 +217,9 @@ class WorkerHandler:
         return is_more
 
     def take_acknowledgements(self) -> bool:
-        """Take in what workers have acknowledged since the last `publish`; whether there is any."""
+        """Take in what workers have acknowledged since the last `publish`; return True if there is
+        anything.
+        """
         is_any = False
         for sender in self._senders.values():
             is_any |= sender.take_acknowledgements()

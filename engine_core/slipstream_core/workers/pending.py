@@ -120,7 +120,7 @@ class PendingAdmissions:
                 yield asking
 
     def reserve(self, admit: Admit) -> bool:
-        """Reserve room for a stream that is admitted now; whether there was any.
+        """Reserve room for a stream that is admitted now; return True if there was any.
 
         Fails where others already queue for room. A registration that succeeds is pending no
         longer.

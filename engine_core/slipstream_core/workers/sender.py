@@ -236,7 +236,7 @@ class WorkerSender:
 
     def _publish_next(self, session: Session[Receipt]) -> bool:
         """Send one token of each row of the last step, if that is all there is to be sent and
-        continues a streak; whether that was done.
+        continues a streak; return True if that was done.
         """
         rows = self._sampled
         if rows is None or self._is_dirty or self._messages or self._kept or self._last_states:
@@ -295,7 +295,7 @@ class WorkerSender:
         return plain
 
     def take_acknowledgements(self) -> bool:
-        """Take in acknowledgements; whether there are any."""
+        """Take in acknowledgements; return True if there are any."""
         receipts = [] if self._session is None else self._session.link.take_receipts()
         self._acknowledge(receipts)
         return bool(receipts)
@@ -352,7 +352,7 @@ class WorkerSender:
             self.close(row)
 
     def _publish_kept(self, session: Session[Receipt]) -> bool:
-        """Send one of the messages of kept answers; whether there are more."""
+        """Send one of the messages of kept answers; return True if there are more."""
         if self._messages or session.link.num_unacked >= _MOST_UNACKED_KEPT:
             return False
         if not self._acceptor.send(session, self._kept[0], None):
@@ -361,7 +361,7 @@ class WorkerSender:
         return bool(self._kept) and session.link.has_credit
 
     def _publish_tokens(self, session: Session[Receipt]) -> bool:
-        """Send one message of tokens; whether there are more that could be sent now."""
+        """Send one message of tokens; return True if there are more that could be sent now."""
         budget = _LOGPROB_TOKEN_BUDGET if self._wants_logprobs else _TOKEN_BUDGET
         if not self._is_dirty and not self._messages:
             rows = self._sampled
@@ -425,7 +425,8 @@ class WorkerSender:
     def _send(
         self, session: Session[Receipt], portion: Portion, rows: RowSet, *, is_all: bool
     ) -> bool:
-        """Send a portion of the news of `rows`; whether it was sent. If not, all of it stays new.
+        """Send a portion of the news of `rows`; return True if it was sent. If not, all of it stays
+        new.
 
         is_all: nothing else is new.
         """

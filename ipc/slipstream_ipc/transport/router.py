@@ -219,7 +219,8 @@ class Router(Generic[Out, In, Receipt]):
 
     def take_acks(self, now: float, *, may_owe: float = inf) -> bool:
         """Take in what has arrived locally, up to the first message that has to be decoded (see
-        `Session`); whether there is none, nor anything else to receive. may_owe: as in `receive`.
+        `Session`); return True if there is none, nor anything else to receive. may_owe: as in
+        `receive`.
         """
         local = self._local
         if local is None or self._queued_hellos:

@@ -85,7 +85,7 @@ class KeptAnswers:
         return self._scopes.get(stream_id, scope) != scope
 
     def remove(self, stream_id: bytes) -> bool:
-        """Keep this answer no longer; whether it was kept."""
+        """Remove this answer; return True if it was kept."""
         scope = self._scopes.pop(stream_id, None)
         if scope is None:
             return False

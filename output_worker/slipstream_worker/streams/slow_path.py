@@ -43,8 +43,8 @@ def whole_output(stream: WorkerStream, detokenizers: DetokenizerFactory) -> Stre
 def catch_up(
     columns: StreamColumns, stream: WorkerStream, output: StreamOutput, max_tokens: int
 ) -> bool:
-    """Pass up to `max_tokens` of an ended stream's tokens through another output of it; whether
-    that has ended, too.
+    """Pass up to `max_tokens` of an ended stream's tokens through another output of it; return True
+    if it has ended, too.
     """
     if output.end is None:
         ids = columns.token_ids(stream)[output.num_tokens :]

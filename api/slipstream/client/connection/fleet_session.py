@@ -424,7 +424,7 @@ class FleetSession:
         self._router.turned_away(state, self._now)
 
     def overloaded(self, state: StreamState) -> bool:
-        """The stream's member has no room for it: whether another one is asked."""
+        """Handle a member that has no room for its stream; return True if another one is asked."""
         return self._router.overloaded(state, self._now)
 
     def over(self, state: StreamState) -> None:

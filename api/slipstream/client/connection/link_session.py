@@ -124,7 +124,7 @@ class SessionObserver(Protocol):
         """The server leaves and has not accepted this stream."""
 
     def overloaded(self, state: StreamState) -> bool:
-        """The server has no room for this stream: whether it goes elsewhere."""
+        """Called if the server has no room for this stream; return True if it goes elsewhere."""
 
     def over(self, state: StreamState) -> None:
         """A stream is over."""
@@ -364,7 +364,7 @@ class ClientSession:
         return made
 
     def _receive(self, now: float) -> bool:
-        """Handle what has arrived; whether deltas are among it."""
+        """Handle what has arrived; return True if deltas are among it."""
         has_deltas = False
         for body in self._dealer.receive(now, acknowledges=False):
             has_deltas |= self._handle(body, now)
@@ -376,7 +376,7 @@ class ClientSession:
                 self._table.forget(abandoned)
 
     def _handle(self, body: WorkerToClient | AttachRefused, now: float) -> bool:
-        """Handle a message; whether it has deltas."""
+        """Handle a message; return True if it has deltas."""
         table = self._table
         has_deltas = False
         try:

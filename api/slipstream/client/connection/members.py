@@ -284,8 +284,8 @@ class FleetMembers:
         return bool(self._in_doubt)
 
     def look_again(self, now: float) -> bool:
-        """Look whether members in doubt are gone; whether one is. The processes of a replica end
-        one after another, and the one that listens need not be the first.
+        """Look whether members in doubt are gone; return True if one is. The processes of a replica
+        end one after another, and the one that listens need not be the first.
         """
         is_any_gone = False
         for number, until in list(self._in_doubt.items()):
@@ -299,7 +299,7 @@ class FleetMembers:
         return is_any_gone
 
     def watch(self, member: FleetMember, now: float, *, is_tick: bool) -> bool:
-        """Note what has become of the connection to a member. Whether that has changed."""
+        """Note the state of the connection to a member; return True if it has changed."""
         session = member.session
         assert session is not None
         is_attached = session.is_attached

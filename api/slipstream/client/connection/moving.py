@@ -271,7 +271,7 @@ class StreamRouter:
             self.take(hold, "leaving")
 
     def overloaded(self, state: StreamState, now: float) -> bool:
-        """The stream's member has no room for it: whether another one is asked."""
+        """Handle a member that has no room for its stream; return True if another one is asked."""
         hold = self._moves.overloaded(state, now)
         if hold is not None:
             state.was_sent = False  # it is not known there

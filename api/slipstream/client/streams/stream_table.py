@@ -401,7 +401,9 @@ class ClientStreamTable:
     # ---- deltas ------------------------------------------------------------------------------
 
     def _take_whole(self, batch: DeltaBatch) -> bool:
-        """Take all entries if each continues its stream exactly; otherwise none. Whether it did."""
+        """Take all entries if each continues its stream exactly; otherwise none. Return True if
+        done.
+        """
         message, received = batch.message, self._received
         found = received.find(message.handles, message.chars, message.tokens)
         if found is None:

@@ -372,7 +372,7 @@ class ResponseEndpoints:
         self._with_share(request, exchange, recall)
 
     def _with_share(self, request: HttpRequest, exchange: Exchange, recall: Then) -> bool:
-        """Call `recall` once there is room for what it finds; whether there is now.
+        """Call `recall` once there is room for what it finds; return True if there is now.
 
         The exchange has the share until the answer has been sent, or does not need it any more.
         """

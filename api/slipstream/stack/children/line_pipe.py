@@ -77,7 +77,7 @@ class LineWriter:
         self._flush()
 
     def offer(self, line: bytes) -> bool:
-        """Write a line if everything before has been read, else drop it; whether it has been."""
+        """Write a line if everything before has been read, else drop it; return True if written."""
         is_read = self._flush() and not _num_unread(self._fd)
         if is_read:
             self.write(line)
@@ -88,7 +88,7 @@ class LineWriter:
         os.close(self._fd)
 
     def _flush(self) -> bool:
-        """Write what is kept. Whether all of it was written, and a reader is left."""
+        """Write what is kept; return True if all of it was written and a reader is left."""
         while self._unsent:
             try:
                 self._unsent = self._unsent[os.write(self._fd, self._unsent) :]

@@ -33,7 +33,7 @@ def begin_early(EARLY: tl.constexpr):
 
 
 def early(device: torch.device, num_tokens: int) -> dict[str, Any]:
-    """Arguments of a launch in a step of so many tokens: whether it is an early one."""
+    """The arguments of a launch in a step of so many tokens, which say if it is an early one."""
     if num_tokens <= MOST_TOKENS and _has_it(device.type, device.index):
         return SOON
     return LATE

@@ -115,7 +115,7 @@ class JsonScanner:
         return pos, ScanStatus.MORE
 
     def _structure(self, char: str, phase: int) -> bool:
-        """A character outside strings and scalars; whether it may stand here."""
+        """Read a character outside strings and scalars; return True if it may stand here."""
         if char == '"':
             if phase in (_KEY, _KEY_OR_END):
                 self._phase = _KEY_STRING

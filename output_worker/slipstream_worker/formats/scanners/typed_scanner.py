@@ -82,8 +82,8 @@ class TypedScanner(ABC):
 
     @abstractmethod
     def _step_delimiter(self, literal: str) -> bool:
-        """A delimiter that is one token; whether it was taken. One that is not taken may end the
-        arguments.
+        """Read a delimiter that is one token; return True if it was taken. One that is not taken
+        may end the arguments.
         """
 
     def _read_tag(self, tags: Sequence[str], text: str, at: int) -> tuple[int, str | None]:
@@ -117,7 +117,7 @@ class TypedScanner(ABC):
             self._decided_at = at
 
     def _count(self, num_taken: int, behind: int) -> bool:
-        """Keep account of what is held behind a step; whether the call has begun with it."""
+        """Keep account of what is held behind a step; return True if the call has begun with it."""
         if self._decided_at is None:
             self.num_held += num_taken
             return False
