@@ -364,8 +364,8 @@ static void dealloc_getter(PyObject *object)
     Py_DECREF(type);
 }
 
-/* What a message without log-probabilities and with one token for each entry says of one, without
- * EntryObjects: most do. NULL, perhaps without an exception, where the message is another one. */
+/* The entry of a message without log-probabilities and with one token for each entry, without
+ * EntryObjects: most are such. NULL, perhaps without an exception, for another message. */
 static PyObject *get_plain(const ColumnGetter *self, PyObject *message, Py_ssize_t entry)
 {
     if (message == NULL || Py_TYPE(message) != self->types[MESSAGE_TYPE])

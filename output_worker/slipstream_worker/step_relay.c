@@ -23,7 +23,7 @@
 #define LOGPROB_FIELDS 5
 #define MAX_WIDTH (1 << 16)
 
-/* What has become of a step, as in step_relay.py. */
+/* The outcome of a step, as in step_relay.py. */
 enum { NOT_TAKEN = 0, TAKEN = 1, UNREPORTED = 2, UNSENT = 4 };
 
 enum { ROWS, ORDER, OTHERS, BOUNDS, BUCKETS, TOTAL, COUNTERS, NUM_ADDED, BEGINS, ENDS, NUM_VIEWS };
@@ -250,7 +250,7 @@ static void read_logprobs(const StepRelay *self, Reader *reader, Step *step)
     step->logprobs.num_bytes = (size_t)(reader->at - step->logprobs.at);
 }
 
-/* Whether the message is the link's next step, with a token for each row; fills `ids`. */
+/* True if the message is the link's next step, with a token for each row; fills `ids`. */
 static bool read_step(const StepRelay *self, PyObject *message, Step *step)
 {
     const uint8_t *data = (const uint8_t *)PyBytes_AS_STRING(message);
@@ -283,7 +283,7 @@ static bool read_step(const StepRelay *self, PyObject *message, Step *step)
     return true;
 }
 
-/* Whether both links may be sent what a step needs. */
+/* True if both links may be sent what a step needs. */
 static bool may_send(const StepRelay *self, const Step *step)
 {
     const Numbers *client = self->client, *core = self->core;
@@ -297,7 +297,7 @@ static bool may_send(const StepRelay *self, const Step *step)
     return !step->is_awaited || core->sent - acked < core->window;
 }
 
-/* Whether each row has sent all that it had, and gets a plain token that is due at once; fills
+/* True if each row has sent all that it had, and gets a plain token that is due at once; fills
  * `texts`, whose bytes are counted. An error is set where a text cannot be encoded.
  */
 static bool are_plain(const StepRelay *self, size_t *num_bytes, bool *has_kinds)
@@ -380,7 +380,7 @@ static int append(const StepRelay *self)
 
 /* ---- what is sent ----------------------------------------------------------------------- */
 
-/* Whether `write` takes a message; -1: error. */
+/* True if `write` takes a message; -1: error. */
 static int write_message(PyObject *write, const uint8_t *data, const uint8_t *end)
 {
     PyObject *message = PyBytes_FromStringAndSize((const char *)data, end - data);
@@ -525,7 +525,7 @@ static void count_delivered(const StepRelay *self)
     counters[NUM_DELIVERED] += self->num;
 }
 
-/* Whether the deltas have left; -1: error. */
+/* True if the deltas have left; -1: error. */
 static int send_deltas(const StepRelay *self, size_t num_bytes, Span logprobs, bool has_kinds)
 {
     const size_t most =

@@ -133,7 +133,7 @@ static PyObject *packer_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     return (PyObject *)self;
 }
 
-/* Whether a buffer is a dense column as the field declares it. */
+/* True if a buffer is a dense column as the field declares it. */
 static int fits(const Field *field, const Py_buffer *column)
 {
     const char *format = column->format == NULL ? "B" : column->format;
@@ -184,7 +184,7 @@ typedef struct {
     Py_ssize_t varying; /* items of the varying fields; -1: none is written yet */
 } Written;
 
-/* Where a column of the plan goes; -1: it is not taken. */
+/* The offset of a column of the plan; -1: it is not taken. */
 static Py_ssize_t offset_of(const Field *field, Py_ssize_t num, Written *written)
 {
     if (field->num != VARYING)

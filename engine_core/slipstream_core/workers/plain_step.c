@@ -17,7 +17,7 @@
 #define LOGPROB_FIELDS 5
 #define MOST_HEADERS 20
 
-/* What has become of a step, as in plain_step.py. */
+/* The outcome of a step, as in plain_step.py. */
 enum { NOT_SENT = 0, SENT = 1, AWAITED = 2, RECEIPTS = 4 };
 
 static PyTypeObject *numbers_type, *counts_type; /* see `prepare` */
@@ -237,7 +237,7 @@ static PyObject *frame_of(const PlainStepSender *self, const Step *step)
     return message;
 }
 
-/* Whether the connection takes the step; -1: error. */
+/* True if the connection takes the step; -1: error. */
 static int write_frame_of(const PlainStepSender *self, const Step *step)
 {
     PyObject *message = frame_of(self, step);

@@ -85,7 +85,7 @@ static int find_columns(Writing *writing, PyObject *deferred)
     return 0;
 }
 
-/* Whether tokens can be appended to a row, and how many pages that takes. */
+/* True if tokens can be appended to a row; num_taken: the pages that that takes. */
 static bool fits(const Writing *writing, int64_t row, Py_ssize_t *num_taken)
 {
     if (row < 0 || row >= writing->num_rows)

@@ -1,4 +1,4 @@
-/* What was sent and acknowledged of a streak; see streak.py. */
+/* The positions of a streak that were sent and acknowledged; see streak.py. */
 #ifndef SLIPSTREAM_STREAK_H
 #define SLIPSTREAM_STREAK_H
 

@@ -307,7 +307,7 @@ static PyObject *new_appender(PyTypeObject *type, PyObject *args, PyObject *keyw
     return (PyObject *)self;
 }
 
-/* How many pages are free; -1: error. */
+/* The number of free pages; -1: error. */
 static Py_ssize_t num_free_of(PyObject *table)
 {
     PyObject *given = PyObject_GetAttr(table, num_free_name);

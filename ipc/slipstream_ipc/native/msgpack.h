@@ -67,7 +67,7 @@ static inline const uint8_t *read_column(Reader *reader, size_t *num_bytes)
     return column;
 }
 
-/* How many values an array has; these follow. */
+/* The number of values of an array; these follow. */
 static inline uint64_t read_array(Reader *reader)
 {
     uint64_t first = read_bytes(reader, 1);

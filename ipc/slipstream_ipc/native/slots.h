@@ -36,7 +36,7 @@ static inline int find_offsets(PyTypeObject *owner, const char *const *names, in
     return 0;
 }
 
-/* Whether instances consist of so many fields, and are no containers to the garbage collector. */
+/* True if instances consist of so many fields, and are no containers to the garbage collector. */
 static inline int consists_of(PyTypeObject *type, int num)
 {
     return type->tp_basicsize == (Py_ssize_t)(sizeof(PyObject) + num * sizeof(PyObject *)) &&

@@ -106,7 +106,7 @@ static long long number_of(PyObject *frame, PyObject *name)
     return overflow ? (overflow > 0 ? LLONG_MAX : LLONG_MIN) : number;
 }
 
-/* Whether the frame belongs to this link and acknowledges nothing that was not sent; -1: error. */
+/* True if the frame belongs to this link and acknowledges nothing that was not sent; -1: error. */
 static int belongs(const Numbers *self, PyObject *frame, long long *seq, long long *ack)
 {
     PyObject *epoch = PyObject_GetAttr(frame, epoch_name);
@@ -152,7 +152,7 @@ static PyObject *ack_sent(PyObject *object, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* Whether `write` takes the frame's bytes; -1: error. */
+/* True if `write` takes the frame's bytes; -1: error. */
 static int pass_frame(PyObject *frame, PyObject *encode, PyObject *write)
 {
     if (frame == NULL)

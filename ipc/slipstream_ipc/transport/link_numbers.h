@@ -30,8 +30,8 @@ static inline int count_sent(Numbers *self, PyObject *receipt)
     return 0;
 }
 
-/* Whether the receipts of frames up to `acked` that are not taken yet are all without content: None,
- * or an empty list.
+/* True if the receipts of frames up to `acked` that are not taken yet are all without content:
+ * None, or an empty list.
  */
 static inline int are_idle(const Numbers *self, long long acked)
 {

@@ -42,7 +42,7 @@ static Py_ssize_t in_found[IN_FOUND], in_state[IN_STATE], in_delta[IN_DELTA], in
     in_batch[IN_BATCH];
 static PyObject *no_ends;
 
-/* What a delivery is made of, see `Delivery` in delta_relay.py. */
+/* The parts of a delivery, see `Delivery` in delta_relay.py. */
 enum { GROUP, ITEMS_OF, ADD, NUMBERS_IN_GROUP, RING, FIRST, DELIVERY_PARTS };
 
 static PyObject *no_bytes, *no_tuple, *zero;
@@ -93,7 +93,7 @@ static void dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-/* What of a connection tells whether it is open; -1 if it is not, or with an error set. */
+/* The descriptor of a connection; -1 if it is not open, or with an error set. */
 static long fd_of(PyObject *connection)
 {
     PyObject *given = PyObject_GetAttr(connection, fd_name);
@@ -203,7 +203,7 @@ static int keep_ids(const DeltaRelay *self, const Plain *plain)
     return failed;
 }
 
-/* How a group is given messages: a borrowed tuple, which `found` keeps; NULL: error. */
+/* The delivery of messages to a group: a borrowed tuple, which `found` keeps; NULL: error. */
 static PyObject *delivery_to(const DeltaRelay *self, PyObject *found)
 {
     PyObject *delivery = *slot_of(found, in_found[DELIVERY]);
@@ -384,7 +384,7 @@ static int give_each(DeltaRelay *self, PyObject *states, PyObject *texts, PyObje
     return done == NULL ? -1 : 0;
 }
 
-/* Whether these are streams, one for each entry. */
+/* True if these are streams, one for each entry. */
 static bool are_states(PyObject *states, Py_ssize_t num)
 {
     if (states == NULL || !PyList_CheckExact(states) || PyList_GET_SIZE(states) != num)
@@ -415,7 +415,7 @@ static int deliver(DeltaRelay *self, PyObject *found, const Plain *plain, PyObje
 
 /* ---- where it comes from ---------------------------------------------------------------- */
 
-/* What there is to be read: how many bytes, 0 at the end of the connection, and -1 if there is
+/* Read what there is: the number of bytes, 0 at the end of the connection, and -1 if there is
  * nothing now.
  */
 static ssize_t receive(int fd, uint8_t *data, size_t most)
@@ -486,7 +486,7 @@ static int take_only(DeltaRelay *self, PyObject *found, Plain *plain, PyObject *
                                     : take_kept(self, found, plain, now);
 }
 
-/* Whether the link has ended, or something else is to be done first; -1: error. */
+/* True if the link has ended, or something else is to be done first; -1: error. */
 static int is_anything_due(const DeltaRelay *self)
 {
     PyObject *watched = self->held[WATCHED];

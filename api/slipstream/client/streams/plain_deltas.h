@@ -85,7 +85,7 @@ static inline void read_logprobs(Reader *reader, Plain *plain)
     expect_no_column(reader);
 }
 
-/* Whether what follows the texts is plain, up to the end of the message. */
+/* True if what follows the texts is plain, up to the end of the message. */
 static inline bool read_rest(Reader *reader, Plain *plain)
 {
     plain->ids.at = read_column(reader, &plain->ids.num_bytes);
@@ -101,7 +101,7 @@ static inline bool read_rest(Reader *reader, Plain *plain)
     return !reader->has_failed && reader->at == reader->end;
 }
 
-/* Whether the message is the link's next one and continues the streams, and what it acknowledges
+/* True if the message is the link's next one and continues the streams, and what it acknowledges
  * leaves nothing to be done; then `texts` is set. No error is set.
  */
 static inline bool read_plain(const Numbers *link, uint64_t own_epoch, const uint8_t *data,

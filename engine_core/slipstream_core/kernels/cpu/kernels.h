@@ -54,7 +54,7 @@ void slipstream_rotate_token(const float *x, int64_t x_head, const float *c, con
 
 #define ROW_CHUNK 16384 /* numbers that an operation by row processes in some microseconds */
 
-/* How many rows of `numbers` numbers to claim at once. */
+/* The number of rows of `numbers` numbers to claim at once. */
 static inline int64_t slipstream_row_chunk(int64_t numbers) {
     return numbers < ROW_CHUNK ? ROW_CHUNK / (numbers + 1) + 1 : 1;
 }

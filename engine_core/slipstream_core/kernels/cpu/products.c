@@ -171,8 +171,8 @@ static void few_rows(const Product *p, int64_t panel, int64_t count) {
     end(p, panel, count, 0, p->rows, sums);
 }
 
-/* How a product is divided into items. With few rows an item is `at_once` panels, and the remaining
- * panels are items of one; with many rows an item is one panel and a block of rows. */
+/* The division of a product into items. With few rows an item is `at_once` panels, and the
+ * remaining panels are items of one; with many rows an item is one panel and a block of rows. */
 typedef struct {
     int64_t panels, at_once, whole, each, items, chunk;
 } Cut;

@@ -237,7 +237,7 @@ void slipstream_set_threads(int64_t count) {
     wanted = count < 1 ? 1 : count > MOST ? MOST : (uint32_t)count;
 }
 
-/* How many of these threads do not pause now. */
+/* The number of these threads that do not pause now. */
 int64_t slipstream_present(void) {
     uint32_t away = __atomic_load_n(&team.away, __ATOMIC_RELAXED);
     return away < wanted ? wanted - away : 1;
@@ -249,7 +249,7 @@ void slipstream_do_alone(const Job *job) {
         if (stage.items) job->work(job->of, index, 0, stage.items);
 }
 
-/* Whether the whole job is one chunk, so that no helper has to be woken. */
+/* True if the whole job is one chunk, so that no helper has to be woken. */
 static bool is_small(const Job *job) {
     Stage stage = job->stage(job->of, 0);
     return stage.items <= stage.chunk && job->stage(job->of, stage.after).items < 0;
