@@ -118,9 +118,9 @@ def stream_bytes(admit: Admit, num_outputs: int) -> int:
     Only some outputs of a registration have log-probabilities here (`num_scored`).
     """
     num_given, prompt_len = len(admit.output_ids) // 4, len(admit.prompt_ids) // 4
-    num_bytes = logprob_bytes(admit.params, prompt_len, num_scored(admit))
-    if admit.params.logprobs is not None:
-        num_bytes += outputs_bytes(admit.params.logprobs, num_outputs - num_given)
+    num_bytes = logprob_bytes(admit.spec.params, prompt_len, num_scored(admit))
+    if admit.spec.params.logprobs is not None:
+        num_bytes += outputs_bytes(admit.spec.params.logprobs, num_outputs - num_given)
     return num_bytes
 
 

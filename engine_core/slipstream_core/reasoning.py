@@ -285,8 +285,8 @@ def reasoning_state(admit: Admit, calls: CallFollower | None = None) -> Reasonin
     """The state behind a registration's outputs; None where nothing depends on it. calls: of one
     that has triggers.
     """
-    budget = admit.params.thinking_token_budget
-    has_grammar = admit.params.structured_outputs is not None
+    budget = admit.spec.params.thinking_token_budget
+    has_grammar = admit.spec.params.structured_outputs is not None
     if admit.reasoning is None or (budget is None and not has_grammar):
         return None
     state = ReasoningState(

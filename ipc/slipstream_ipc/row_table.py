@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -27,11 +28,15 @@ class RowTable:
 
     _columns: ClassVar[dict[str, _Column]]
 
-    def __init_subclass__(cls) -> None:
-        """Collect the columns; the class keeps their declarations, an instance has their arrays."""
-        cls._columns = {name: each for name, each in vars(cls).items() if isinstance(each, _Column)}
-        for name in cls._columns:
+    def __init_subclass__(cls, also: Mapping[str, Any] | None = None) -> None:
+        """Collect the columns; the class keeps their declarations, an instance has their arrays.
+
+        also: further columns, by name.
+        """
+        own = {name: each for name, each in vars(cls).items() if isinstance(each, _Column)}
+        for name in own:
             delattr(cls, name)
+        cls._columns = own | dict(also or {})
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows

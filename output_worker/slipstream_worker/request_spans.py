@@ -205,7 +205,7 @@ class RequestSpans:
             found["gen_ai.request.max_tokens"] = admit.max_tokens
             found["gen_ai.usage.input_tokens"] = len(admit.prompt_ids) // 4
             for name in _PARAMETERS:
-                if (value := getattr(admit.params, name)) is not None:
+                if (value := getattr(admit.spec.params, name)) is not None:
                     found[f"gen_ai.request.{name}"] = value
         if stream.output is not None and (end := stream.output.end) is not None:
             found["gen_ai.usage.output_tokens"] = end.num_tokens

@@ -44,7 +44,14 @@ from slipstream_bench.common.provenance import commit
 from slipstream_bench.common.report import write_result
 from slipstream_core.sampling.noise import exponential, row_keys
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import AnswerEvent, EventKind, Fault, ModelCard, SamplingParams
+from slipstream_ipc.messages import (
+    AnswerEvent,
+    EventKind,
+    Fault,
+    ModelCard,
+    RequestSpec,
+    SamplingParams,
+)
 from slipstream_lab.formats.rendering import RENDERINGS
 from slipstream_verify.chaos import chaos_series
 from slipstream_verify.chaos.chaos_report import ChaosResult, gaps_by_kind
@@ -534,7 +541,7 @@ def admit_of(**params):
     chosen = SamplingParams(seed=5, max_tokens=20, **params)
     prompt = pack_u32([1, 2, 3])
     submit = new_submit([1, 2, 3], chosen)
-    return register(submit, prompt, b"", CARD, params=chosen, fingerprint=b"")
+    return register(submit, prompt, b"", CARD, spec=RequestSpec(chosen), fingerprint=b"")
 
 
 def test_a_greedy_token_has_no_margin_and_another_has_its_distance():

@@ -91,10 +91,10 @@ def test_a_long_run_goes_on_where_it_was_ended(
 def test_an_error_that_the_worker_survives_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def failing(submit: object) -> object:
+    def failing(submit: object, *client: bytes, **options: bool) -> object:
         if ErrorOnce.is_due():
             raise KeyError("made up")
-        return Submission(submit)  # type: ignore[arg-type]
+        return Submission(submit, *client, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr("slipstream_worker.lifecycle.client_messages.Submission", failing)
     ErrorOnce.num = 0

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from tests.helpers.fake_worker import Entry, deltas, end_of
+from tests.helpers.new_requests import new_request
 from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream.cli.main import main
@@ -15,7 +16,7 @@ from slipstream.errors import EngineError
 from slipstream_bench.common.live_streams import LiveStreams, Window, random_prompts
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated.simulated_runner import load_simulated
-from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
+from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import End, Fault, SamplingParams, Submit
 from slipstream_lab.overlap import arrivals, delta_latency, stops
@@ -116,7 +117,7 @@ def test_the_record_says_how_many_outputs_were_computed_of_each_request():
         tokens.open(row)
         tokens.extend(row, np.arange(11, dtype=np.uint32))
         scheduler.add(
-            NewRequest(
+            new_request(
                 row=row,
                 prompt_len=11,
                 max_tokens=max_tokens,

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.admits import admit_of
 
 from slipstream.cli.main import main
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.history.logprob_log import LogprobLog, Logprobs
 from slipstream_ipc.history.token_log import TokenLog
-from slipstream_ipc.messages import Admit, Admitted, Frame, SamplingParams, Step
+from slipstream_ipc.messages import Admitted, Frame, SamplingParams, Step
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.transport.codec import worker_codec
 from slipstream_lab.protocol.cumulative import Counted, OnlyNew, SentSteps, WholeHistories
@@ -39,7 +40,7 @@ class Core:
             self.logprobs.open(row, self.num_logprobs, prompt_len)
         self.lengths[row] = prompt_len
         params = SamplingParams(logprobs=self.num_logprobs)
-        return Admit(bytes([row]) * 16, pack_u32(prompt), params, (), 0, 1000)
+        return admit_of(bytes([row]) * 16, pack_u32(prompt), params, (), 0, 1000)
 
     def step(self, number, counts):
         """So many new tokens of each row; the Step that says so."""

@@ -10,10 +10,11 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from tests.helpers.new_requests import new_request
 
 from slipstream_core.reasoning import NEVER, Allowed, ReasoningState
 from slipstream_core.scheduler.reasoning_rows import ReasoningRows
-from slipstream_core.scheduler.request_table import NewRequest, RequestTable
+from slipstream_core.scheduler.request_table import RequestTable
 from slipstream_ipc.messages import ReasoningIds, ReasoningSequences
 
 BEGIN, END, OTHER_END, CALL, BORDER, BLANK, A, B = range(8)
@@ -421,7 +422,7 @@ def test_what_ends_reasoning_is_not_masked_in_it() -> None:
 def test_tokens_sampled_before_ids_were_masked_do_not_count() -> None:
     requests = RequestTable()
     state = ReasoningState(SINGLE, None, has_grammar=True)
-    request = NewRequest(
+    request = new_request(
         row=0,
         prompt_len=2,
         max_tokens=20,

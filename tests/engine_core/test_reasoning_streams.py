@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import structs
+from tests.helpers.admits import admit_of, with_fields
 from tests.helpers.core_box import CoreBox, Held
 from tokenizers import Tokenizer
 
@@ -111,14 +112,14 @@ def alone(make_core: Callable[..., CoreBox]) -> Callable[[Admit], list[int]]:
 
 def check(it: Held, free: list[int]) -> None:
     """Check an answer against `free`, that of the same request without budget and grammar."""
-    answer, budget = answer_of(it), it.admit.params.thinking_token_budget
+    answer, budget = answer_of(it), it.admit.spec.params.thinking_token_budget
     own_end, delimiter = find(free, end_of(it)), end_of(it)
     end = own_end if budget is None else min(own_end, budget)
     assert answer[:end] == free[:end]
     if end < len(answer) and end < own_end:
         forced = answer[end : end + len(delimiter)]
         assert forced == [*delimiter[: len(forced)]]
-    if it.admit.params.structured_outputs is not None:
+    if it.admit.spec.params.structured_outputs is not None:
         text = TOKENIZER.decode(answer[end + len(delimiter) :])
         assert re.fullmatch(GRAMMAR.regex, text), text
 
@@ -134,7 +135,7 @@ def test_reasoning_ends_where_its_budget_is_spent(
     held = [ask(worker, n, budget=budget, reasoning=made()) for n in range(4)]
     box.until(lambda: all(it.is_over for it in [*held, *others]))
     for it in held:
-        free = alone(structs.replace(it.admit, params=SamplingParams(temperature=1.0)))
+        free = alone(with_fields(it.admit, params=SamplingParams(temperature=1.0)))
         check(it, free)
         assert it.token_ids.count(end_of(it)[0]) == (budget < 60)
         assert answer_of(it) == alone(it.admit)
@@ -157,7 +158,7 @@ def test_free_reasoning_fills_no_mask_and_its_grammar_applies_behind_it(
     num_masks = sum(len(answer_of(it)) - num_before for it in held)
     assert 0 <= grammars_of(box).num_filled - num_masks <= 4
     for it in held:
-        free = alone(structs.replace(it.admit, params=SamplingParams(temperature=1.0)))
+        free = alone(with_fields(it.admit, params=SamplingParams(temperature=1.0)))
         check(it, free)
         assert answer_of(it) == alone(it.admit)
 
@@ -223,7 +224,7 @@ def test_reasoning_that_ends_by_itself_is_followed_by_the_grammar(
 
 
 def worker_admit(n: int) -> Admit:
-    return Admit(
+    return admit_of(
         bytes([n + 1]) * 16,
         pack_u32(PROMPTS[n]),
         SamplingParams(temperature=1.0),
@@ -345,7 +346,7 @@ def test_what_begins_as_reasoning_may_be_the_grammars(make_core: Any, alone: Any
     box.until(lambda: all(map(is_done, held)))
     num_reasoning = 0
     for it in held:
-        answer, budget = answer_of(it), it.admit.params.thinking_token_budget
+        answer, budget = answer_of(it), it.admit.spec.params.thinking_token_budget
         assert budget is not None
         if answer[:3] == [first, second, third]:
             num_reasoning += 1
@@ -421,7 +422,7 @@ def test_a_call_is_in_the_grammar_from_the_token_that_begins_it(
     worker = box.worker()
     held = [
         worker.send_admit(
-            structs.replace(
+            with_fields(
                 worker_admit(n),
                 params=SamplingParams(temperature=1.0, structured_outputs=grammar),
                 reasoning=ids,

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 from msgspec import structs
+from tests.helpers.admits import admit_of, with_fields
 from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream_core.build import Core, assemble_core
@@ -175,7 +176,7 @@ class StateWorker:
 
     def admit(self, prompt: list[int], max_tokens: int = 20, **fields: object) -> Held:
         params = {"temperature": 0.0, "logprobs": fields.pop("logprobs", None)}
-        admit = Admit(
+        admit = admit_of(
             stream_id=secrets.token_bytes(16),
             prompt_ids=pack_u32(prompt),
             params=SamplingParams(**params),  # type: ignore[arg-type]
@@ -183,7 +184,7 @@ class StateWorker:
             seed=0,
             max_tokens=max_tokens,
         )
-        return self.send_admit(structs.replace(admit, **fields))
+        return self.send_admit(with_fields(admit, **fields))
 
     def send_admit(self, admit: Admit) -> Held:
         held = Held(admit, token_ids=u32(admit.output_ids).tolist())

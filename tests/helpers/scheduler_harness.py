@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from tests.helpers.new_requests import new_request
 from tests.helpers.simulated_tokens import expected_tokens
 
 from slipstream_core.config import CoreConfig
@@ -83,13 +84,13 @@ class Harness:
         """Admit a request. outputs: tokens in its history already, as after a core's death."""
         row = min(set(range(MAX_ROWS)) - self.streams.keys()) if row is None else row
         fields = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": row} | params
-        request = NewRequest(row=row, prompt_len=len(prompt), max_tokens=max_tokens, **fields)
+        request = new_request(row=row, prompt_len=len(prompt), max_tokens=max_tokens, **fields)
         want = expected_tokens(
             self.runner.text,
             prompt,
             min(max_tokens, self.limits.max_model_len - len(prompt)),
-            seed=request.seed if request.temperature else 0,
-            min_tokens=request.min_tokens,
+            seed=request.seed if request.spec.params.temperature else 0,
+            min_tokens=request.spec.params.min_tokens,
             stop_token_ids=request.stop_token_ids,
         )
         self.log.open(row)
@@ -253,7 +254,7 @@ class Harness:
                 if request.worker_ends:
                     behind = kv_len - max(int(self.acked[row]), request.prompt_len)
                     assert behind < self.limits.max_unacked
-                if outputs < request.min_tokens:
+                if outputs < request.spec.params.min_tokens:
                     masked += [(nth, token) for token in request.stop_token_ids]
                 nth += 1
         coordinates = zip(plan.masked_rows.tolist(), plan.masked_ids.tolist(), strict=True)

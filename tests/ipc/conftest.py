@@ -17,7 +17,7 @@ import zmq
 from tests.helpers.patience import Patience
 
 from slipstream_ipc.messages import Hello, ModelCard
-from slipstream_ipc.transport.codec import client_codec, front_codec
+from slipstream_ipc.transport.codec import Codec, client_codec, front_codec
 from slipstream_ipc.transport.dealer import Dealer
 from slipstream_ipc.transport.poller import Poller
 from slipstream_ipc.transport.router import Router, Session
@@ -54,11 +54,13 @@ class Hop:
             self.router, front_codec(), window=window, local=self.sockets.local
         )
 
-    def attacher(self, identity: bytes = b"me", **options: Any) -> Dealer[Any, Any, Any]:
+    def attacher(
+        self, identity: bytes = b"me", codec: Codec[Any, Any] | None = None, **options: Any
+    ) -> Dealer[Any, Any, Any]:
         attacher: Dealer[Any, Any, Any] = Dealer(
             self.context,
             self.address,
-            client_codec(),
+            client_codec() if codec is None else codec,
             Poller(),
             identity=identity,
             now=self.now,

@@ -8,7 +8,14 @@ import pytest
 from msgspec import Raw
 from tests.helpers.otlp_collector import Collector
 
-from slipstream_ipc.messages import Fault, RequestTrace, Submit, TraceContext
+from slipstream_ipc.messages import (
+    Fault,
+    RequestSpec,
+    RequestTrace,
+    SamplingParams,
+    Submit,
+    TraceContext,
+)
 from slipstream_worker.request_spans import RequestSpans
 from slipstream_worker.streams.stream import Stage, WorkerStream
 from slipstream_worker.streams.stream_trace import StreamTrace
@@ -18,8 +25,9 @@ FAULT = Fault("overloaded", "say plover")
 
 def stream(number: int, context: TraceContext) -> WorkerStream:
     stream_id = number.to_bytes(16, "big")
-    submit = Submit(0, stream_id, Raw(b""), text="plover", label=f"job {number}")
-    found = WorkerStream(stream_id, Stage.RENDERING, submit)
+    submit = Submit(0, stream_id, Raw(b""), text="plover")
+    spec = RequestSpec(SamplingParams(), label=f"job {number}")
+    found = WorkerStream(stream_id, Stage.RENDERING, submit, spec)
     found.trace = StreamTrace(RequestTrace(context, "chat", 1.0))
     return found
 

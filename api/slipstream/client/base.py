@@ -70,13 +70,12 @@ def submit_request(
         prompt,
         options.params[0],
         label=options.label,
-        priority=options.priority,
         model=model,
         stream_id=options.stream_id,
-        cache_salt=options.cache_salt,
         template=options.template,
         answer=options.answer,
         trace_headers=options.trace_headers,
+        **options.asked,
     )
     state = StreamState(
         submit,
@@ -138,12 +137,11 @@ def new_states(
                 prompt,
                 params_of_answers(params),
                 stream_ids=[None] * params.n,
-                priority=options.priority,
                 model=model,
-                cache_salt=options.cache_salt,
                 template=options.template,
                 answer=options.answer,
                 trace_headers=options.trace_headers,
+                **options.asked,
             )
         except BadRequestError as error:
             raise (of_prompt(error, where) if where else error) from None

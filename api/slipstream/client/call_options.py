@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
+from typing import Any, ParamSpec, TypedDict, TypeVar, cast, get_args
 
 from slipstream.answers.answer_options import ToolChoice, answer_options
 from slipstream.answers.functions import Tool
@@ -19,6 +19,7 @@ from slipstream.vllm_names import CALL_OPTIONS, SAMPLING_PARAMS, without_unsuppo
 from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
     AnswerOptions,
+    AskedOptions,
     SamplingOptions,
     SamplingParams,
     StopScope,
@@ -35,7 +36,7 @@ _OF_TEMPLATE = (
     "continue_final_message",
 )
 _OF_ANSWER = ("tool_choice", "parallel_tool_calls", "stop_scope", "parse_answer")
-_OF_CALL = ("model", "priority", "cache_salt", "prompt_cache_key", "trace_headers")
+_OF_CALL = ("model", "prompt_cache_key", "trace_headers")
 _FORMER_NAME = "params"
 _UNSUPPORTED = {**CALL_OPTIONS, **SAMPLING_PARAMS}
 
@@ -58,12 +59,12 @@ class ChatAnswerOptions(TypedDict, total=False):
     parse_answer: bool
 
 
-class CallOptions(SamplingOptions, ChatTemplateOptions, ChatAnswerOptions, total=False):
+class CallOptions(
+    SamplingOptions, AskedOptions, ChatTemplateOptions, ChatAnswerOptions, total=False
+):
     """The keyword options of a call with any number of prompts, for `**options: Unpack[...]`."""
 
     model: str | None
-    priority: int
-    cache_salt: str | None
     prompt_cache_key: str | None
     trace_headers: Mapping[str, str] | None
 
@@ -83,12 +84,11 @@ class CheckedOptions:
     """
 
     params: list[SamplingParams]
+    asked: AskedOptions
     template: TemplateOptions | None
     answer: AnswerOptions | None = None  # of prompts that are chat messages
     has_many_prompts: bool = False
     model: str | None = None  # by its name; None: the only one that is served
-    priority: int = 0
-    cache_salt: str | None = None
     prompt_cache_key: str | None = None
     trace_headers: Mapping[str, str] | None = None
     label: str | None = None
@@ -119,8 +119,8 @@ def options_for_one(
     given, rest = _renamed(sampling_params, options, RequestOptions)
     names = ("label", "stream_id", *_OF_CALL)
     of_request = {name: rest.pop(name) for name in names if name in rest}
-    template, answer = _of_chats(rest)
-    return CheckedOptions([checked_params(given, rest)], template, answer, **of_request)
+    asked, (template, answer) = _asked(rest), _of_chats(rest)
+    return CheckedOptions([checked_params(given, rest)], asked, template, answer, **of_request)
 
 
 def options_for_many(
@@ -131,9 +131,9 @@ def options_for_many(
     """The options of a call with these prompts. Otherwise as `options_for_one`."""
     given, rest = _renamed(sampling_params, options, CallOptions)
     of_request = {name: rest.pop(name) for name in _OF_CALL if name in rest}
-    template, answer = _of_chats(rest)
+    asked, (template, answer) = _asked(rest), _of_chats(rest)
     params = _params_for_each(prompts, given, rest)
-    return CheckedOptions(params, template, answer, has_many_prompts=True, **of_request)
+    return CheckedOptions(params, asked, template, answer, has_many_prompts=True, **of_request)
 
 
 def check_kind(kind: OutputKind) -> None:
@@ -184,6 +184,12 @@ def suggesting_keywords(function: Callable[Arguments, Returned]) -> Callable[Arg
         return function(*args, **options)
 
     return checked
+
+
+def _asked(options: dict[str, Any]) -> AskedOptions:
+    """Take the options that are fields of a request's spec out of `options`."""
+    names = [name for name in AskedOptions.__annotations__ if name in options]
+    return cast(AskedOptions, {name: options.pop(name) for name in names})
 
 
 def _of_chats(options: dict[str, Any]) -> tuple[TemplateOptions | None, AnswerOptions | None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 from msgspec import Raw
@@ -23,6 +23,7 @@ from slipstream_ipc.columns import u32
 from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
     AnswerOptions,
+    AskedOptions,
     ClientToWorker,
     Frame,
     ModelCard,
@@ -35,9 +36,8 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.transport.codec import client_codec, encode_params
+from slipstream_ipc.validation.request_spec import check_spec
 from slipstream_ipc.validation.sampling_params import (
-    check_cache_salt,
-    check_label,
     check_num_logprobs,
     check_params,
     check_prompt,
@@ -107,18 +107,17 @@ def new_submit(
     params: SamplingParams,
     *,
     label: str | None = None,
-    priority: int = 0,
     model: ModelCard | None = None,
     stream_id: str | None = None,
-    cache_salt: str | None = None,
     template: TemplateOptions | None = None,
     answer: AnswerOptions | None = None,
     trace_headers: Mapping[str, str] | None = None,
+    **asked: Unpack[AskedOptions],
 ) -> Submit:
     """A Submit; the I/O thread sets its handle.
 
     params, template, answer: checked. model: checks the prompt's token ids and length, if known.
-    stream_id: 32 hexadecimal digits; None draws one.
+    stream_id: 32 hexadecimal digits; None draws one. asked: what else there is of its spec.
 
     Raises: BadRequestError.
     """
@@ -126,13 +125,12 @@ def new_submit(
         prompt,
         [params],
         label=label,
-        priority=priority,
         model=model,
         stream_ids=[stream_id],
-        cache_salt=cache_salt,
         template=template,
         answer=answer,
         trace_headers=trace_headers,
+        **asked,
     )
     return submit
 
@@ -156,12 +154,11 @@ def new_submits(
     *,
     stream_ids: Sequence[str | None],
     label: str | None = None,
-    priority: int = 0,
     model: ModelCard | None = None,
-    cache_salt: str | None = None,
     template: TemplateOptions | None = None,
     answer: AnswerOptions | None = None,
     trace_headers: Mapping[str, str] | None = None,
+    **asked: Unpack[AskedOptions],
 ) -> list[Submit]:
     """A Submit for each of a prompt's answers. The prompt is checked and encoded only once.
 
@@ -174,20 +171,13 @@ def new_submits(
     Raises: BadRequestError.
     """
     try:
-        if not isinstance(label, str | None):
-            raise BadRequest("label", label, "a string, or None")
-        if not isinstance(priority, int) or isinstance(priority, bool):
-            raise BadRequest("priority", priority, "a 32-bit integer; lower runs first")
-        check_label(label or "", priority)
-        if not isinstance(cache_salt, str | None):
-            raise BadRequest("cache_salt", type(cache_salt).__name__, "a string, or None")
-        check_cache_salt(cache_salt or "")
         text, token_ids, messages = checked_prompt(prompt)
         if answer is not None and answer.forces_calls and not answers[0].detokenize:
             raise BadRequest("detokenize", False, "true where a call is forced")
         if template is not None and not messages:
             given = Summary("text" if text is not None else "token ids")
             raise BadRequest("prompt", given, "chat messages beside options of chats")
+        named = {name: value for name, value in asked.items() if value is not None}
         plain = Submit(
             handle=0,
             stream_id=bytes(16),
@@ -195,13 +185,16 @@ def new_submits(
             text=text,
             token_ids=token_ids,
             messages=messages,
-            label=checked_utf8("label", label or ""),
-            priority=priority,
-            cache_salt=checked_utf8("cache_salt", cache_salt or ""),
+            label="" if label is None else label,
             template=template or TemplateOptions(),
             trace=trace_context_of(trace_headers),
             answer=answer if messages and answers[0].detokenize else None,
+            **named,  # type: ignore[arg-type]
         )
+        check_spec(plain)
+        for name, value in (("label", label), *named.items()):
+            if isinstance(value, str):
+                checked_utf8(name, value)
         num_plain_bytes = _num_bytes(plain) + _OTHER_BYTES * (len(answers) - 1)
         if num_plain_bytes > PACKED_BYTES:
             plain = packed(plain)

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct, inspect
 from slipstream.errors import unknown_option, wrong_option
 from slipstream.stack.children.listeners import MAX_FRONTS
 from slipstream.vllm_flags import as_written_here, translated
-from slipstream_ipc.messages import MAX_OUTPUT_WORKERS
+from slipstream_ipc.messages import MAX_OUTPUT_WORKERS, SamplingDefaults
 from slipstream_ipc.telemetry.logs import LogFormat
 from slipstream_ipc.validation.field_types import values_of
 
@@ -118,8 +118,8 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str | dict[str, Any] | None,
         _about(
             MODEL,
-            "sampling defaults that are replaced, as JSON: temperature, top_k, top_p, min_p, "
-            "repetition_penalty",
+            "sampling defaults that are replaced, as JSON: "
+            + ", ".join(SamplingDefaults.__struct_fields__),
             "JSON",
         ),
     ] = None

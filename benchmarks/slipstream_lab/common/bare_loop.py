@@ -17,6 +17,7 @@ import numpy.typing as npt
 from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
 from slipstream_core.step.plan import ModelInfo, Runner, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
+from slipstream_ipc.messages import RequestSpec, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +85,22 @@ def new_scheduler(
                 row=row,
                 prompt_len=len(it.prompt),
                 max_tokens=it.max_tokens,
-                temperature=it.temperature,
-                top_k=it.top_k,
-                top_p=it.top_p,
-                min_p=it.min_p,
+                spec=RequestSpec(_params_of(it)),
                 seed=it.seed,
-                num_logprobs=it.num_logprobs,
                 worker_ends=False,
             )
         )
     return scheduler
+
+
+def _params_of(it: LoopRequest) -> SamplingParams:
+    return SamplingParams(
+        temperature=it.temperature,
+        top_k=it.top_k,
+        top_p=it.top_p,
+        min_p=it.min_p,
+        logprobs=None if it.num_logprobs < 0 else it.num_logprobs,
+    )
 
 
 class Driven(NamedTuple):

@@ -21,6 +21,7 @@ from slipstream_ipc.columns import pack_f32, pack_u32, u32
 from slipstream_ipc.history.logprob_log import LogprobLog
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import (
+    CORE_HOP_VERSION,
     Admit,
     Admitted,
     Control,
@@ -55,7 +56,7 @@ class Counted(Codec[CoreToWorker, WorkerToCore]):
     """A core's codec that counts the messages of tokens."""
 
     def __init__(self) -> None:
-        super().__init__(Frame[WorkerToCore], MAX_CORE_MESSAGE_BYTES)
+        super().__init__(Frame[WorkerToCore], MAX_CORE_MESSAGE_BYTES, version=CORE_HOP_VERSION)
         self.sent = SentSteps([], [], [])
         self._encode_uncounted = self.encode
         self.encode = self._encode
@@ -122,7 +123,7 @@ class OnlyNew(Codec[WorkerToCore, CoreToWorker]):
     """A worker's codec that receives whole histories and keeps what is new."""
 
     def __init__(self) -> None:
-        super().__init__(Frame[CoreToWorker], MAX_CORE_MESSAGE_BYTES)
+        super().__init__(Frame[CoreToWorker], MAX_CORE_MESSAGE_BYTES, version=CORE_HOP_VERSION)
         self._have = np.zeros(64, np.int64)  # outputs already received, by row
 
     def decode(self, data: bytes) -> Frame[CoreToWorker]:

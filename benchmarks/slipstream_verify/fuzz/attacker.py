@@ -88,12 +88,14 @@ class Attacker:
         source: MessageSource,
         *,
         max_message_bytes: int,
+        version: int = PROTOCOL_VERSION,
     ) -> None:
         self._context = context
         self._address = address
         self._random = random
         self._attach_random = _drawn(random)  # separate, since answers decide when it is drawn from
         self._source = source
+        self._version = version
         self._oversized = bytes(max_message_bytes + 1)
         self._identity = random.randbytes(16)
         self._socket: zmq.Socket[bytes] | None = None
@@ -124,7 +126,7 @@ class Attacker:
         if random.random() < 0.02:
             self._identity = random.randbytes(16)
         if random.random() < 0.95:
-            self._say((_HELLO, PROTOCOL_VERSION, self._identity, random.random() < 0.5))
+            self._say((_HELLO, self._version, self._identity, random.random() < 0.5))
             for body in self._source.attached():
                 self._say(body)
 
@@ -196,7 +198,7 @@ class Attacker:
         return [data]
 
     def _say(self, body: tuple[Any, ...] | None) -> None:
-        if body is not None and body[0] == _HELLO and body[1] == PROTOCOL_VERSION:
+        if body is not None and body[0] == _HELLO and body[1] == self._version:
             self._seq = self._received = 0
         if body is not None and body[0] not in _CONTROL:
             self._seq += 1

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from slipstream_bench.common import process_census
 from slipstream_bench.common.provenance import commit
+from slipstream_ipc.messages import CORE_HOP_VERSION, PROTOCOL_VERSION
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_verify.fuzz.attacker import Attacker
 from slipstream_verify.fuzz.fuzz_stack import ErrorLog, FuzzStack, SuccessorWorker
@@ -224,6 +225,7 @@ class _FuzzRun:
                     if is_client
                     else HostileWorker(own, vocab_size),
                     max_message_bytes=MAX_MESSAGE_BYTES,
+                    version=PROTOCOL_VERSION if is_client else CORE_HOP_VERSION,
                 )
             )
         return attackers

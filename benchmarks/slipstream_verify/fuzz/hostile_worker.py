@@ -91,19 +91,21 @@ class HostileWorker:
             params["min_tokens"] = 2
         if random.random() < 0.03:
             params["logprobs"] = random.choice((2**40, -1))
+        has_more = random.random() < 0.3
+        spec = (params, "label", random.choice((0, 5, -(2**31)))) if has_more else (params,)
         num_outputs = random.choice((0, 0, 0, 1, 5))
         body: tuple[Any, ...] = (
             _ADMIT,
             stream_id,
             self._ids(random.choice((0, 1, 3, 20, 100))),
-            params,
+            spec,
             random.choice(((), (0,), (1, 2, 3), (self._vocab_size,), (2**32 - 1,))),
             random.choice((0, 1, -(2**63), 2**63 - 1)),
             random.choice((1, 2, 8, 30, 2**31)),
             self._ids(num_outputs),
         )
-        if random.random() < 0.3:
-            body += (random.choice((0, 5, -(2**31))), "label", random.randbytes(16), 7, bytes(16))
+        if has_more:
+            body += (random.randbytes(16), 7, bytes(16))
             width = 1 + (params.get("logprobs") or 0)
             num = num_outputs * min(width, 21)
             columns = (width % 2**32, bytes(4 * num), bytes(4 * num), bytes(4 * num_outputs))

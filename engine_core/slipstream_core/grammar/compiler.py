@@ -138,7 +138,7 @@ class GrammarCompiler:
             except GrammarError as error:
                 done = Compiled(admit, None, _refused(admit, error))
             except Exception as error:
-                logger.exception("compiling a grammar failed", extra=of_requests(admit.label))
+                logger.exception("compiling a grammar failed", extra=of_requests(admit.spec.label))
                 why = f"{_FIELD}: {type(error).__name__} while compiling the grammar"
                 done = Compiled(admit, None, Fault("engine", why))
             self._done.put(done)
@@ -153,7 +153,7 @@ class GrammarCompiler:
 
     def _started(self, admit: Admit) -> tuple[GrammarMatcher | CallMatcher, tuple[str, ...]]:
         """The matcher, and what its grammar lacks."""
-        outputs = admit.params.structured_outputs
+        outputs = admit.spec.params.structured_outputs
         assert outputs is not None
         if self._vocabulary is None:
             try:

@@ -32,9 +32,9 @@ _U32 = np.dtype("<u4")
 _NO_BLOCKS: Int32s = np.empty(0, np.int32)
 
 
-def root_digest(model_salt: str, cache_salt: str) -> bytes:
+def root_digest(model_salt: str, salt: str) -> bytes:
     """The digest before the first block of every request of this model and tenant."""
-    parts = [part.encode("utf-8", "surrogatepass") for part in (model_salt, cache_salt)]
+    parts = [part.encode("utf-8", "surrogatepass") for part in (model_salt, salt)]
     framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
     return blake2b(framed, digest_size=_DIGEST_BYTES).digest()
 
@@ -58,9 +58,9 @@ class PrefixCache:
         self.num_query_tokens = 0  # tokens of admitted requests
         self.num_hit_tokens = 0  # of those, tokens that were in the cache
 
-    def open(self, row: int, cache_salt: str) -> None:
+    def open(self, row: int, salt: str) -> None:
         """Start a request."""
-        self._chains[row] = [root_digest(self._model_salt, cache_salt)]
+        self._chains[row] = [root_digest(self._model_salt, salt)]
 
     def close(self, row: int) -> None:
         """Remove a request; its blocks keep their digests."""

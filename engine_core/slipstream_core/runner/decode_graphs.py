@@ -14,7 +14,7 @@ sampled by `sampler.sample` after the recorded forward.
 With Triton (`whole_vocab_sampling`) any kind takes rows that are edited. Bits of allowed ids, of
 grammars and below min_tokens, and logits that biases and penalties changed are put into buffers
 before the replay, row by row of those that have some; two columns name them. So one such row costs
-a few small kernels, and the others nothing. Tokens outside the candidates (top_p or min_p without
+a few small kernels, and the others nothing. Tokens outside the candidates (truncation without
 top_k) are drawn there too. Without Triton (on a CPU, in tests) steps with edited rows are sampled
 by `sampler.sample`, and the host waits to learn whether a kept set reached further, and then does
 the same.
@@ -91,7 +91,7 @@ class GraphKind(NamedTuple):
     """A kind of sampling that is recorded separately."""
 
     drawn: bool = False  # some row is not greedy
-    truncated: bool = False  # some row uses top_k, top_p or min_p
+    truncated: bool = False  # as `any_truncation` of some row
     logprobs: bool = False
 
 

@@ -30,6 +30,7 @@ from slipstream_core.scheduler.request_table import NO_SLOT, RequestTable, SlotT
 from slipstream_core.scheduler.state_marks import state_marks
 from slipstream_core.step.plan import SnapshotPlan
 from slipstream_ipc.history.token_log import TokenLog
+from slipstream_ipc.messages import RequestSpec
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -115,10 +116,10 @@ class RequestBlocks:
         """Tokens of admitted requests that were found in the prefix cache."""
         return 0 if self._cache is None else self._cache.num_hit_tokens
 
-    def open(self, row: int, cache_salt: str) -> None:
+    def open(self, row: int, spec: RequestSpec) -> None:
         """Start a request."""
         if self._cache is not None:
-            self._cache.open(row, cache_salt)
+            self._cache.open(row, spec.cache_salt)
 
     def close(self, rows: Int64s) -> None:
         """Remove requests, which hold no blocks any more."""

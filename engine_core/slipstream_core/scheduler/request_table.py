@@ -28,12 +28,12 @@ from slipstream_core.scheduler.constraint_columns import ConstraintColumns, Toke
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.step.plan import COLUMNS, ListedLogprobs, sampling_flags
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
+from slipstream_ipc.messages import RequestSpec
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.row_table import RowTable, column
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
-Float32s = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 NO_SLOT = -1
@@ -50,42 +50,51 @@ def positions(acked: Acked) -> Int64s:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """A request as the scheduler takes it: plain values, with its tokens already in the history."""
+    """A request as the scheduler takes it, with its tokens already in the history."""
 
     row: int
     prompt_len: int  # tokens
     max_tokens: int  # outputs, counted from the prompt's end
-    priority: int = 0  # lower runs first
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
+    spec: RequestSpec
     seed: int  # int64
-    num_logprobs: int = -1
-    logprob_token_ids: tuple[int, ...] = ()  # num_logprobs ids instead of the most likely
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()  # not sampled before there are min_tokens outputs
+    stop_token_ids: tuple[int, ...] = ()  # that end it: not sampled before min_tokens
     worker_ends: bool = True  # only the worker sees some ends, such as stop strings
     is_suspect: bool = False  # runs alone until it has sampled a token
-    cache_salt: str = ""  # only requests with equal salts share blocks
     use_prefix_cache: bool = True  # False: computes all of its tokens itself
     num_prompt_logprobs: int = -1  # as num_logprobs, for the prompt's tokens
     constraints: TokenConstraints | None = None
     has_grammar: bool = False  # the ids allowed next depend on its history
     reasoning: ReasoningState | None = None  # None: its grammar, if any, applies from the start
     masked_ids: Collection[int] = ()  # not sampled while `reasoning.masks_ids`
-    tenant: bytes = b""  # tenants of equal priority take turns
-    own_priority: int = 0  # among its tenant's requests of equal priority
+
+    @property
+    def top_k(self) -> int:
+        """0 is off."""
+        return max(self.spec.params.top_k, 0)
+
+    @property
+    def num_logprobs(self) -> int:
+        """-1: none."""
+        wanted = self.spec.params.logprobs
+        return -1 if wanted is None else wanted
 
 
+_OF_ROWS = {name: each for name, each in COLUMNS.items() if each.declared.over == "S"}
 # what is gathered of sampled rows for a plan: its name here by its name there
-_SAMPLED = {
-    name: each.declared.source for name, each in COLUMNS.items() if each.declared.over == "S"
+_SAMPLED = {name: each.declared.source for name, each in _OF_ROWS.items()}
+# those that are not in a request's sampling parameters as they are here
+_DERIVED = ("seed", "top_k", "num_logprobs")
+_GIVEN = tuple(source for source in _SAMPLED.values() if source not in _DERIVED)
+_SAMPLED_COLUMNS = {
+    each.declared.source: column(each.dtype, each.declared.fill) for each in _OF_ROWS.values()
 }
 
 
-class RequestTable(RowTable):
-    """Facts by row; all columns are [rows] and grow together."""
+class RequestTable(RowTable, also=_SAMPLED_COLUMNS):
+    """Facts by row; all columns are [rows] and grow together.
+
+    Besides those below, there is one for each column of a plan that is over its sampled rows.
+    """
 
     generation: Int64s = column(np.int64)
     alive: Bools = column(np.bool_)
@@ -106,12 +115,7 @@ class RequestTable(RowTable):
     computed: Int64s = column(np.int64)  # tokens in the cache once all launched steps ran
     num_shared: Int64s = column(np.int64)  # tokens found in the cache when it last began to run
     masked_until: Int64s = column(np.int64)  # `known` from which stop ids are allowed
-    temperature: Float32s = column(np.float32)
-    top_k: Int32s = column(np.int32)
-    top_p: Float32s = column(np.float32, 1)
-    min_p: Float32s = column(np.float32)
-    seed: Int64s = column(np.int64)
-    num_logprobs: Int32s = column(np.int32, -1)
+    num_logprobs: Int32s
     has_constraints: Bools = column(np.bool_)  # token constraints; in `constraints`
     # `known` from which on tokens are sampled with masks; see `reasoning_rows`
     masked_from: Int64s = column(np.int64, NEVER)
@@ -133,18 +137,18 @@ class RequestTable(RowTable):
 
     def add(self, request: NewRequest, *, known: int, limit: int, run_ahead: int) -> None:
         """Start a request on its row; it waits."""
-        row = request.row
+        row, spec = request.row, request.spec
         if row >= self.num_rows:
             self.grow(row + 1)
         self.alive[row] = True
         self.is_suspect[row] = request.is_suspect
         self.use_prefix_cache[row] = request.use_prefix_cache
         self.slot[row] = NO_SLOT
-        self.priority[row] = request.priority
-        self.own_priority[row] = request.own_priority
+        self.priority[row] = spec.priority
+        self.own_priority[row] = spec.own_priority
         self.arrival[row] = self._arrivals
         self.turn[row] = 0
-        self.tenants[row] = request.tenant
+        self.tenants[row] = spec.tenant
         self._arrivals += 1
         self.prompt_len[row] = request.prompt_len
         self.limit[row] = limit
@@ -156,13 +160,15 @@ class RequestTable(RowTable):
         self.known[row] = known
         self.computed[row] = 0
         self.masked_until[row] = 0
-        if request.min_tokens > 0 and request.stop_token_ids:
-            self.masked_until[row] = request.prompt_len + request.min_tokens
+        if spec.params.min_tokens > 0 and request.stop_token_ids:
+            self.masked_until[row] = request.prompt_len + spec.params.min_tokens
             self._stop_ids[row] = np.array(request.stop_token_ids, np.int64)
-        for name in _SAMPLED.values():
+        for name in _DERIVED:
             getattr(self, name)[row] = getattr(request, name)
-        if request.logprob_token_ids:
-            self._logprob_ids[row] = np.array(request.logprob_token_ids, np.int64)
+        for name in _GIVEN:
+            getattr(self, name)[row] = getattr(spec.params, name)
+        if spec.params.logprob_token_ids:
+            self._logprob_ids[row] = np.array(spec.params.logprob_token_ids, np.int64)
         self.has_constraints[row] = request.constraints is not None
         if request.constraints is not None:
             self.constraints.add(row, request.constraints)

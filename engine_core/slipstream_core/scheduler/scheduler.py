@@ -255,7 +255,7 @@ class Scheduler:
         self._requests.add(request, known=known, limit=limit, run_ahead=run_ahead)
         if request.reasoning is not None:
             self._reasoning.add(row, request.reasoning, request.masked_ids)
-        self._blocks.open(row, request.cache_salt)
+        self._blocks.open(row, request.spec)
         if request.num_prompt_logprobs >= 0:
             self._prompts.add(row, request.prompt_len, request.num_prompt_logprobs)
         self._suspects.added(row)

@@ -23,6 +23,7 @@ from slipstream_ipc.crash_note import ID_BYTES
 from slipstream_ipc.errors import BadRequest, ProtocolError
 from slipstream_ipc.messages import Admit, Fault, ModelCard, ReasoningIds
 from slipstream_ipc.messages.budgets import MAX_CORE_MESSAGE_BYTES
+from slipstream_ipc.validation.request_spec import content_of
 from slipstream_ipc.validation.sampling_params import check_logprob_bytes, check_num_logprobs
 from slipstream_ipc.validation.structured_output import check_ending
 from slipstream_ipc.validation.token_constraints import check_rules, unpack_words
@@ -83,7 +84,7 @@ class Admission:
             why = f"{len(outputs)} outputs already, allowed: fewer than {admit.max_tokens}"
             return Fault("bad_request", why, "output_ids")
         try:
-            check_ending(admit.params, admit.stop_token_ids)
+            check_ending(admit.spec.params, admit.stop_token_ids)
         except BadRequest as error:
             return error.fault
         if not self.fits(total):
@@ -91,7 +92,7 @@ class Admission:
             return Fault("bad_request", why, "max_tokens")
         try:
             check_rules(
-                admit.params,
+                admit.spec.params,
                 unpack_words(admit.bad_word_ids, admit.bad_word_counts),
                 vocab_size=self.card.vocab_size,
                 stop_ids=admit.stop_token_ids,
@@ -102,7 +103,7 @@ class Admission:
         return self._logprobs_objection(admit, total) or self._overload(admit, waiting)
 
     def _logprobs_objection(self, admit: Admit, total: int) -> Fault | None:
-        params, num_prompt = admit.params, len(admit.prompt_ids) // 4
+        params, num_prompt = admit.spec.params, len(admit.prompt_ids) // 4
         try:
             check_num_logprobs(params, self.card)
             check_logprob_bytes(params, num_prompt, admit.max_tokens, self.card.vocab_size)
@@ -120,14 +121,14 @@ class Admission:
                 check_entry(admit.prompt_logprobs, num_prompt - 1, prompt_width)
             except ProtocolError as error:
                 return Fault("bad_request", str(error), "prompt_logprobs")
-        width = 0 if admit.params.logprobs is None else 1 + admit.params.logprobs
+        width = 0 if admit.spec.params.logprobs is None else 1 + admit.spec.params.logprobs
         if admit.logprobs is not None:
             try:
                 check_entry(admit.logprobs, num_scored(admit), width)
             except ProtocolError as error:
                 return Fault("bad_request", str(error), "logprobs")
         num_bytes = 4 * total + admit.max_tokens * (8 * width + 4) + _OTHER_BYTES
-        num_bytes += 0 if admit.keep is None else len(admit.keep.record)
+        num_bytes += 0 if admit.spec.keep is None else len(admit.spec.keep.record)
         if num_bytes > MAX_CORE_MESSAGE_BYTES:
             why = (
                 f"{total} tokens with {width} log-probabilities to an output may take {num_bytes} "
@@ -174,13 +175,14 @@ def is_same(one: Admit, other: Admit) -> bool:
     """Whether two registrations are of the same request, whatever their progress."""
     if one.fingerprint or other.fingerprint:
         return one.fingerprint == other.fingerprint
-    names = ("prompt_ids", "params", "stop_token_ids", "seed", "max_tokens", "cache_salt")
-    return all(getattr(one, name) == getattr(other, name) for name in names)
+    names = ("prompt_ids", "stop_token_ids", "seed", "max_tokens")
+    is_alike = all(getattr(one, name) == getattr(other, name) for name in names)
+    return is_alike and content_of(one.spec) == content_of(other.spec)
 
 
 def wants_prompt(admit: Admit) -> bool:
     """Whether the log-probabilities of the prompt have to be computed here."""
-    return admit.params.prompt_logprobs is not None and admit.prompt_logprobs is None
+    return admit.spec.params.prompt_logprobs is not None and admit.prompt_logprobs is None
 
 
 def new_request(
@@ -190,25 +192,17 @@ def new_request(
 ) -> NewRequest:
     """The scheduler's request for a registration."""
     admit = stream.registration
-    params = admit.params
+    params = admit.spec.params
     end_ids = () if grammar is None else grammar.end_ids
     return NewRequest(
         row=stream.row,
         prompt_len=stream.prompt_len,
         max_tokens=admit.max_tokens,
-        priority=admit.priority,
-        temperature=params.temperature,
-        top_k=max(params.top_k, 0),
-        top_p=params.top_p,
-        min_p=params.min_p,
+        spec=admit.spec,
         seed=admit.seed,
-        num_logprobs=-1 if params.logprobs is None else params.logprobs,
-        logprob_token_ids=params.logprob_token_ids or (),
-        min_tokens=params.min_tokens,
         stop_token_ids=admit.stop_token_ids,
         worker_ends=bool(admit.stop_token_ids or params.stop or params.repetition_detection),
         is_suspect=admit.strikes >= _STRIKES_TO_SUSPECT,
-        cache_salt=admit.cache_salt,
         use_prefix_cache=not wants_prompt(admit),
         num_prompt_logprobs=(params.prompt_logprobs or 0) if wants_prompt(admit) else -1,
         constraints=token_constraints(
@@ -217,6 +211,4 @@ def new_request(
         has_grammar=grammar is not None,
         reasoning=reasoning,
         masked_ids=() if reasoning is None else reasoning.masked_ids(end_ids),
-        tenant=admit.tenant,
-        own_priority=admit.own_priority,
     )

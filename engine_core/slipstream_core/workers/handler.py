@@ -286,7 +286,7 @@ class WorkerHandler:
 
     def _forget(self, stream: CoreStream) -> None:
         """Forget a stream that its worker no longer keeps, once its answer is here."""
-        if stream.registration.keep is None:
+        if stream.registration.spec.keep is None:
             self._manager.forget(stream)
         else:
             self._manager.stop(stream)
@@ -296,9 +296,10 @@ class WorkerHandler:
         """The answers of these streams are here, or are not to be kept."""
         for stream_id in stream_ids:
             stream = self._owned(worker, stream_id)
-            if stream is None or stream.registration.keep is None:
+            if stream is None or stream.registration.spec.keep is None:
                 continue
-            stream.registration = replace(stream.registration, keep=None)
+            admit = stream.registration
+            stream.registration = replace(admit, spec=replace(admit.spec, keep=None))
             if stream.is_left:
                 self._manager.forget(stream)
 
@@ -380,11 +381,11 @@ class WorkerHandler:
             fault = Fault("conflict", "this stream id is used by another request")
             sender.enqueue(AdmissionRefused(admit.stream_id, fault, admit.moves))
             return
-        fault_or_none = self._admission.objection(admit, self._waiting(admit.tenant))
+        fault_or_none = self._admission.objection(admit, self._waiting(admit.spec.tenant))
         if fault_or_none is not None:
             self._pending.drop(admit.stream_id)
             sender.enqueue(AdmissionRefused(admit.stream_id, fault_or_none, admit.moves))
-        elif admit.params.structured_outputs is None and self._pending.reserve(admit):
+        elif admit.spec.params.structured_outputs is None and self._pending.reserve(admit):
             self._manager.add_stream(worker, admit, None, self._now)
         else:
             self._pending.put(worker, admit)
@@ -463,7 +464,7 @@ class WorkerHandler:
         num_here = self._manager.num_outputs(stream)
         admit = stream.registration
         # the core has no log-probabilities of outputs that came with the registration
-        lacks = admit.params.logprobs is not None and num_outputs < len(admit.output_ids) // 4
+        lacks = admit.spec.params.logprobs is not None and num_outputs < len(admit.output_ids) // 4
         is_longer = num_outputs > num_here
         if (
             is_longer

@@ -75,9 +75,9 @@ class PendingAdmissions:
         """
         self._remove(admit.stream_id)
         self._by_id[admit.stream_id] = worker, admit
-        self._nums[admit.tenant] += 1
-        self._num_tokens[admit.tenant] += num_tokens_of(admit)
-        if admit.params.structured_outputs is not None:
+        self._nums[admit.spec.tenant] += 1
+        self._num_tokens[admit.spec.tenant] += num_tokens_of(admit)
+        if admit.spec.params.structured_outputs is not None:
             self._asks_no_more(admit.stream_id)
             self._compiler.submit(admit)
         else:
@@ -147,10 +147,10 @@ class PendingAdmissions:
     def _remove(self, stream_id: bytes) -> None:
         _, admit = self._by_id.pop(stream_id, (b"", None))
         if admit is not None:
-            self._nums[admit.tenant] -= 1
-            self._num_tokens[admit.tenant] -= num_tokens_of(admit)
-            if not self._nums[admit.tenant]:
-                del self._nums[admit.tenant], self._num_tokens[admit.tenant]
+            self._nums[admit.spec.tenant] -= 1
+            self._num_tokens[admit.spec.tenant] -= num_tokens_of(admit)
+            if not self._nums[admit.spec.tenant]:
+                del self._nums[admit.spec.tenant], self._num_tokens[admit.spec.tenant]
 
     def _reserve(self, admit: Admit) -> bool:
         return self._logprob_budget.reserve(first_bytes(admit), was_accepted=admit.was_accepted)

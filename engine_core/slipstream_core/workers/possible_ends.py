@@ -49,7 +49,7 @@ class PossibleEnds(RowTable):
         if row >= self.num_rows:
             self.grow(row + 1)
         self._asked = NO_ROWS, False
-        params = admit.params
+        params = admit.spec.params
         self._by_any[row] = bool(stop_strings(params)) or params.repetition_detection is not None
         if admit.stop_token_ids:
             ids = self._stop_ids[row] = frozenset(admit.stop_token_ids)

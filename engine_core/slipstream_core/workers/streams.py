@@ -100,11 +100,11 @@ class StreamManager:
         position = len(prompt) + len(outputs)
         self._possible_ends.add(stream.row, admit)
         self._logprob_budget.open(stream.row, first_bytes(admit))
-        if admit.params.logprobs is not None:
-            self._logprobs.open(stream.row, admit.params.logprobs, position)
+        if admit.spec.params.logprobs is not None:
+            self._logprobs.open(stream.row, admit.spec.params.logprobs, position)
         if wants_prompt(admit):
-            assert admit.params.prompt_logprobs is not None
-            self._prompts.open(stream.row, len(prompt), admit.params.prompt_logprobs)
+            assert admit.spec.params.prompt_logprobs is not None
+            self._prompts.open(stream.row, len(prompt), admit.spec.params.prompt_logprobs)
         calls = grammar if isinstance(grammar, CallMatcher) else None
         reasoning = reasoning_state(admit, calls)
         if isinstance(grammar, CallMatcher):
@@ -172,7 +172,7 @@ class StreamManager:
 
     def send_from(self, stream: CoreStream, position: int) -> None:
         """Send the stream's worker everything from `position` of its history on."""
-        wants_logprobs = stream.registration.params.logprobs is not None
+        wants_logprobs = stream.registration.spec.params.logprobs is not None
         self._senders[stream.worker].open(stream.row, position, logprobs=wants_logprobs)
         self._scheduler.acks_moved_back()
 
@@ -210,7 +210,7 @@ class StreamManager:
     def labels(self, rows: Sequence[int]) -> list[str]:
         """The clients' names for the streams of these rows, which logs show as request ids."""
         streams = [self._streams.at(row) for row in rows]
-        return [stream.registration.label for stream in streams if stream is not None]
+        return [stream.registration.spec.label for stream in streams if stream is not None]
 
     def end_by_fault(self, rows: Sequence[int], fault: Fault) -> None:
         """End the streams of these rows with a fault, which is sent behind their tokens."""

@@ -5,7 +5,8 @@ accepting end.
 
 - Messages are immutable msgspec Structs, encoded as arrays, in one tagged union per direction of
   each hop.
-- Fields are appended with defaults, never reordered; any other change takes a new PROTOCOL_VERSION.
+- Fields are appended with defaults, never reordered; any other change takes a new PROTOCOL_VERSION,
+  or, between worker and core, a new CORE_HOP_VERSION.
 - Values that exist once per request and step travel as columns: the bytes of a little-endian numpy
   array, u32 unless a comment says otherwise. `slipstream_ipc.columns` checks and reads them.
 - Every number has a range and every list a maximum length, which the decoder enforces
@@ -105,6 +106,7 @@ from slipstream_ipc.messages.grammar import (
     Tried,
 )
 from slipstream_ipc.messages.handshake import (
+    CORE_HOP_VERSION,
     PROTOCOL_VERSION,
     AttachRefused,
     Control,
@@ -134,11 +136,13 @@ from slipstream_ipc.messages.replica import (
     ReplicaState,
 )
 from slipstream_ipc.messages.request import (
+    AskedOptions,
     ChatMessage,
     ChatToolCall,
     FunctionCall,
     RepetitionDetection,
     RepetitionOptions,
+    RequestSpec,
     SamplingOptions,
     SamplingParams,
     StructuredOptions,
@@ -166,6 +170,7 @@ from slipstream_ipc.messages.tokenizer import (
 
 __all__ = [
     "ANSWERS_INSPECT",
+    "CORE_HOP_VERSION",
     "FRAMED",
     "KEPT_ENTRY_BYTES",
     "LEFT_OUT_MARK",
@@ -199,6 +204,7 @@ __all__ = [
     "AnswerEvent",
     "AnswerOptions",
     "AnswerSettings",
+    "AskedOptions",
     "AttachRefused",
     "Cancel",
     "Cancelled",
@@ -261,6 +267,7 @@ __all__ = [
     "RepetitionOptions",
     "ReplicaState",
     "Report",
+    "RequestSpec",
     "RequestTrace",
     "Resume",
     "SamplingDefaults",

@@ -48,7 +48,8 @@ class OtherAnswer(Struct, array_like=True, frozen=True):
 
 
 class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
-    """Request a stream. One of `text`, `token_ids`, `messages` is the prompt.
+    """Request a stream. One of `text`, `token_ids`, `messages` is the prompt. `params` and the
+    fields of `RequestSpec` say what is asked of it.
 
     An accepted stream that worker and core have both lost is submitted again with what its reader
     has: `output_ids`, whose text is `num_chars` characters long. A reader that did not keep the ids

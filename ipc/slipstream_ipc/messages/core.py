@@ -9,7 +9,6 @@ from msgspec import Meta, Struct
 from slipstream_ipc.messages import tags
 from slipstream_ipc.messages.answer import AnswerSettings, ReasoningIds
 from slipstream_ipc.messages.fields import (
-    I32,
     I64,
     MAX_OTHERS,
     U32,
@@ -24,9 +23,8 @@ from slipstream_ipc.messages.fields import (
 )
 from slipstream_ipc.messages.grammar import MAX_FRAME_CHARS
 from slipstream_ipc.messages.handshake import AttachRefused, Hello, Ping, Reattach, Welcome
-from slipstream_ipc.messages.kept import KeepOptions
 from slipstream_ipc.messages.replica import Gauge
-from slipstream_ipc.messages.request import SamplingParams
+from slipstream_ipc.messages.request import RequestSpec
 from slipstream_ipc.messages.shared import End, Fault, LogprobColumns, TraceContext
 
 # ---- worker -> core ------------------------------------------------------------------------
@@ -43,10 +41,7 @@ class RequestTrace(Struct, array_like=True, frozen=True):
 
 
 class OtherAdmit(Struct, array_like=True, frozen=True):
-    """A registration that differs from the Admit that carries it in these fields only.
-
-    If the Admit's `params` have a seed, `seed` replaces it.
-    """
+    """A registration that differs from the Admit that carries it in these fields only."""
 
     stream_id: StreamId
     seed: I64
@@ -67,13 +62,11 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
 
     stream_id: StreamId
     prompt_ids: bytes
-    params: SamplingParams
+    spec: RequestSpec
     stop_token_ids: StopIds  # every id that ends the stream, the model's EOS ids included
     seed: I64
     max_tokens: U32
     output_ids: bytes = b""
-    priority: I32 = 0
-    label: Label = ""
     owner: Identity = b""  # of the client that reads it
     handle: U32 = 0  # the client's handle of the stream
     fingerprint: Identity = b""  # of the submission; identifies a late duplicate
@@ -81,26 +74,21 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     logprobs: LogprobColumns | None = None
     was_accepted: bool = False  # exempts it from the bound on waiting requests
     strikes: U32 = 0  # crashes of cores that were running it, without progress in between
-    cache_salt: Label = ""  # only requests with an equal salt share cached blocks
-    bad_word_ids: bytes = b""  # the token ids of `params.bad_words`, concatenated
+    bad_word_ids: bytes = b""  # the token ids of `spec.params.bad_words`, concatenated
     bad_word_counts: bytes = b""  # tokens per word
     # one entry for the prompt without its first token; None: not requested, or not yet computed
     prompt_logprobs: LogprobColumns | None = None
-    tenant: Identity = b""  # tenants take turns among requests of equal priority
     others: Annotated[tuple[OtherAdmit, ...], Meta(max_length=MAX_OTHERS)] = ()
     trace: RequestTrace | None = None
     answer: AnswerSettings | None = None  # None: the answer is text alone
     # of the prompt, found in the cache when it was first computed; None: not computed yet
     num_cached_tokens: U32 | None = None
-    keep: KeepOptions | None = None  # until its answer is in a Keep; None: it is not to be kept
     # None: a grammar applies to the whole answer, and there is no budget for reasoning
     reasoning: ReasoningIds | None = None
-    scope: Identity = b""  # of the Submit; a core does not read it
-    # a grammar of the whole answer, in which FRAMED stands for `params.structured_outputs`; empty:
-    # these are of all that they apply to
+    # a grammar of the whole answer, in which FRAMED stands for the spec's structured outputs;
+    # empty: these are of all that they apply to
     frame: Annotated[str, Meta(max_length=MAX_FRAME_CHARS)] = ""
     moves: U32 = 0  # of the Submit: registrations of one id with other moves are other streams
-    own_priority: I32 = 0  # of the Submit
     changed_turns: TurnChanges = ()  # of the prompt; a core does not read it
     left_out: LeftOut = ()  # paths of keywords of its schemas that its grammar lacks
 

@@ -1,4 +1,5 @@
-"""The parts of a request: sampling parameters, chat messages, template options, structured outputs.
+"""The parts of a request: sampling parameters, structured outputs, chat messages, template options,
+and all that is asked of a stream besides its prompt.
 
 `slipstream_ipc.validation` checks their values.
 """
@@ -10,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
 from msgspec import Meta, Struct
 
-from slipstream_ipc.messages.fields import MAX_TEMPLATE_CHARS, MAX_TOOL_CALLS
+from slipstream_ipc.messages.answer import AnswerOptions
+from slipstream_ipc.messages.fields import (
+    I32,
+    MAX_TEMPLATE_CHARS,
+    MAX_TOOL_CALLS,
+    Identity,
+    Label,
+)
+from slipstream_ipc.messages.kept import KeepOptions
 
 
 class StructuredOptions(TypedDict, total=False):
@@ -179,6 +188,44 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     if TYPE_CHECKING:
 
         def __init__(self, **options: Unpack[SamplingOptions]) -> None: ...
+
+
+class AskedOptions(TypedDict, total=False):
+    """The fields of `RequestSpec` that callers name, besides those with a rule of their own."""
+
+    priority: int
+    cache_salt: str | None
+
+
+class RequestSpec(Struct, array_like=True, frozen=True):
+    """The request for a stream, besides its prompt. Nothing in it changes while the stream runs,
+    except that `keep` goes once its answer is kept, or is not to be any more.
+
+    A Submit has the same fields, flat and as its client gives them. The worker makes the spec of
+    them (`slipstream_ipc.validation.request_spec`), in which `params` is what the model can do:
+    without -1, and with a grammar of the worker's own where calls need one; its `seed` is None, as
+    a registration has its own. Worker and core pass it on, and read fields where they use them.
+
+    label: the user's name for the request; grants nothing.
+    priority: lower runs first. own_priority: among its tenant's requests of equal priority.
+    cache_salt: only requests with an equal salt share cached blocks.
+    tenant: on whose behalf the request is made; tenants take turns among requests of equal
+    priority.
+    scope: only messages with an equal one read or end the stream; empty: its id is enough. A core
+    does not read it.
+    answer: how the answer to chat messages is to be read; None: it is text alone.
+    keep: until its answer is in a Keep; None: it is not to be kept.
+    """
+
+    params: SamplingParams
+    label: Label = ""
+    priority: I32 = 0
+    own_priority: I32 = 0
+    cache_salt: Label = ""
+    tenant: Identity = b""
+    scope: Identity = b""
+    answer: AnswerOptions | None = None
+    keep: KeepOptions | None = None
 
 
 class FunctionCall(Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,11 +18,14 @@ import msgspec
 
 from slipstream_ipc.errors import BadRequest, ProtocolError, Summary, brief
 from slipstream_ipc.messages import (
+    CORE_HOP_VERSION,
+    PROTOCOL_VERSION,
     Admit,
     ClientToWorker,
     Control,
     CoreToWorker,
     Frame,
+    RequestSpec,
     SamplingParams,
     WorkerToClient,
     WorkerToCore,
@@ -48,8 +51,12 @@ class Codec(Generic[Out, In]):
         incoming: Any,
         max_bytes: int = MAX_MESSAGE_BYTES,
         checks: dict[type, Callable[[Any], None]] | None = None,
+        version: int = PROTOCOL_VERSION,
     ) -> None:
-        """`checks`: further checks of bodies by type, which raise BadRequest or ProtocolError."""
+        """checks: further checks of bodies by type, which raise BadRequest or ProtocolError.
+        version: of the hop's messages, which both ends say when they attach.
+        """
+        self.version = version
         self._decoder: msgspec.msgpack.Decoder[Frame[In]] = msgspec.msgpack.Decoder(incoming)
         self._incoming = incoming
         self._max_bytes = max_bytes
@@ -93,12 +100,14 @@ def front_codec() -> Codec[WorkerToClient, ClientToWorker]:
 
 def worker_codec() -> Codec[WorkerToCore, CoreToWorker]:
     """The worker's end of the hop to its core."""
-    return Codec(Frame[CoreToWorker], MAX_CORE_MESSAGE_BYTES)
+    return Codec(Frame[CoreToWorker], MAX_CORE_MESSAGE_BYTES, version=CORE_HOP_VERSION)
 
 
 def core_codec() -> Codec[CoreToWorker, WorkerToCore]:
     """The core's end of the hop to its workers."""
-    return Codec(Frame[WorkerToCore], MAX_CORE_MESSAGE_BYTES, {Admit: check_admit})
+    return Codec(
+        Frame[WorkerToCore], MAX_CORE_MESSAGE_BYTES, {Admit: check_admit}, CORE_HOP_VERSION
+    )
 
 
 _params_decoder = msgspec.msgpack.Decoder(SamplingParams)
@@ -136,6 +145,7 @@ class _Parts(msgspec.Struct, array_like=True):
 _parts_decoder = msgspec.msgpack.Decoder(_Parts)
 # indices of a field in the frame and in its body, then the path inside that field
 _FIELD_PATH = re.compile(r"\[(\d+)\](?:\[(\d+)\])?([^`]*)`")
+_PART = re.compile(r"\[(\d+)\]")
 
 
 def _explained(error: Exception, data: bytes, incoming: Any) -> tuple[str, str | None]:
@@ -151,8 +161,10 @@ def _explained(error: Exception, data: bytes, incoming: Any) -> tuple[str, str |
     body, index = _body_type(data, incoming), int(found[2]) - 1
     if body is None or index >= len(body.__struct_fields__):
         return brief(str(error)), None
-    name = body.__struct_fields__[index]
-    return brief(f"{body.__name__}.{name}{found[3]}: {what}"), name
+    name, inside = body.__struct_fields__[index], found[3]
+    if name == "spec" and (part := _PART.match(inside)) is not None:
+        name, inside = RequestSpec.__struct_fields__[int(part[1])], inside[part.end() :]
+    return brief(f"{body.__name__}.{name}{inside}: {what}"), name
 
 
 def _body_type(data: bytes, incoming: Any) -> Any:

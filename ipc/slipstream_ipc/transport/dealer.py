@@ -31,7 +31,6 @@ import zmq
 
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
-    PROTOCOL_VERSION,
     AttachRefused,
     Control,
     Fault,
@@ -249,7 +248,7 @@ class Dealer(Generic[Out, In, Receipt]):
             self._channel = LocalChannel(local, self._poller)
         elif not self._open_zmq():
             return
-        self._send_control(Hello(PROTOCOL_VERSION, self._identity, self.fresh, self._wants))
+        self._send_control(Hello(self._codec.version, self._identity, self.fresh, self._wants))
 
     def _open_zmq(self) -> bool:
         """Open a channel over ZeroMQ; False where no descriptor is left."""
@@ -327,8 +326,8 @@ class Dealer(Generic[Out, In, Receipt]):
             return body
         if self.is_attached:
             return None  # a repeated Welcome: delivering it would restart the attach
-        if body.version != PROTOCOL_VERSION:
-            return AttachRefused(Fault("engine", _mismatch(body.version)))
+        if body.version != self._codec.version:
+            return AttachRefused(Fault("engine", _mismatch(body.version, self._codec.version)))
         try:
             check_socket_folder(self._address)
         except PermissionError as error:
@@ -347,5 +346,5 @@ class Dealer(Generic[Out, In, Receipt]):
         self.link.send_control(body, self._codec.encode, self._channel.send)
 
 
-def _mismatch(version: int) -> str:
-    return f"the server speaks protocol version {version}, this side {PROTOCOL_VERSION}"
+def _mismatch(version: int, own: int) -> str:
+    return f"the server speaks protocol version {version}, this side {own}"

@@ -32,7 +32,6 @@ import zmq
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
     MAX_IDENTITY_BYTES,
-    PROTOCOL_VERSION,
     WANTS_MEMBERS,
     AttachRefused,
     Control,
@@ -291,7 +290,7 @@ class Router(Generic[Out, In, Receipt]):
         if not session.wants & WANTS_MEMBERS:
             members = ()
         welcome = Welcome(
-            PROTOCOL_VERSION, model, worker, num_workers, replica, incarnation, members, answers
+            self._codec.version, model, worker, num_workers, replica, incarnation, members, answers
         )
         self._send_control(session, welcome)
 
@@ -472,8 +471,8 @@ class Router(Generic[Out, In, Receipt]):
         return session
 
     def _is_acceptable(self, route: Route, epoch: int, hello: Hello) -> bool:
-        if hello.version != PROTOCOL_VERSION:
-            mismatch = f"protocol version {hello.version}, expected {PROTOCOL_VERSION}"
+        if hello.version != self._codec.version:
+            mismatch = f"protocol version {hello.version}, expected {self._codec.version}"
             self._refuse(route, mismatch, epoch, "version")
             return False
         if not 0 < len(hello.identity) <= MAX_IDENTITY_BYTES:

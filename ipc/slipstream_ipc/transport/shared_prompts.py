@@ -50,18 +50,13 @@ def _is_alike(first: Admit, admit: Admit) -> bool:
     """True if `admit` differs from `first` only in the fields of `OtherAdmit`."""
     if len(first.prompt_ids) != len(admit.prompt_ids):
         return False
-    if (first.params.seed is None) != (admit.params.seed is None):
-        return False
     # compares every other field, including any that is added to Admit later
     return _with(admit, first) == first
 
 
 def _with(admit: Admit, own: Admit | OtherAdmit) -> Admit:
     fields = {name: getattr(own, name) for name in _OWN}
-    params = admit.params
-    if params.seed is not None:
-        params = structs.replace(params, seed=own.seed)
-    return structs.replace(admit, params=params, others=(), **fields)
+    return structs.replace(admit, others=(), **fields)
 
 
 def _own_bytes(admit: Admit) -> int:

@@ -1,4 +1,4 @@
-"""Checks the values of SamplingParams, prompts and the other fields of a request.
+"""Checks the values of SamplingParams, of prompts, and of registrations.
 
 A client makes these checks early and the worker makes them again. Every failure is a BadRequest
 that names the field, the value and what is allowed.
@@ -17,7 +17,6 @@ from slipstream_ipc.columns import UInt32s
 from slipstream_ipc.errors import BadRequest, Summary, TooManyTokens
 from slipstream_ipc.messages import (
     MAX_CHAT_TURNS,
-    MAX_LABEL_CHARS,
     Admit,
     ModelCard,
     RepetitionDetection,
@@ -44,7 +43,6 @@ MAX_PATTERN_SIZE = 2048  # tokens of a pattern that repetition_detection looks f
 MAX_PATTERN_COUNT = 2**16
 MAX_SEED = 2**63 - 1
 MAX_TEMPERATURE = 1e30  # far below float32's maximum
-MAX_PRIORITY = 2**31 - 1
 
 _NONE_MEANS_EMPTY = ("stop", "stop_token_ids")
 _TRUE_MEANS_ONE = ("logprobs", "prompt_logprobs")
@@ -192,21 +190,6 @@ def check_logprob_bytes(
             raise BadRequest(field, given, allowed)
 
 
-def check_label(label: str, priority: int) -> None:
-    """Raise BadRequest if the label or the priority is out of range."""
-    if len(label) > MAX_LABEL_CHARS:
-        raise BadRequest("label", label, f"at most {MAX_LABEL_CHARS} characters")
-    allowed = "a 32-bit integer; lower runs first"
-    _integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY, allowed)
-
-
-def check_cache_salt(cache_salt: str) -> None:
-    """Raise BadRequest if the salt is too long."""
-    if len(cache_salt) > MAX_LABEL_CHARS:
-        given = Summary(f"{len(cache_salt)} characters")  # a tenant's salt must not be logged
-        raise BadRequest("cache_salt", given, f"at most {MAX_LABEL_CHARS} characters")
-
-
 def check_turns(num_turns: int) -> None:
     """Raise BadRequest if a chat has more messages than a request may hold."""
     if num_turns > MAX_CHAT_TURNS:
@@ -219,7 +202,7 @@ def check_admit(admit: Admit) -> None:
     The types and ranges are right already; what depends on the model is checked by the core later.
     Raises: BadRequest.
     """
-    params, outputs = admit.params, admit.params.structured_outputs
+    params, outputs = admit.spec.params, admit.spec.params.structured_outputs
     if admit.answer is not None and outputs is not None and outputs.grammar is not None:
         # it may be the worker's, made of tools, which are longer than a grammar may be
         check_made_grammar(outputs.grammar)

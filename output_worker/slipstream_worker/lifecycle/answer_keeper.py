@@ -127,8 +127,6 @@ class AnswerKeeper:
         if stream not in self._owed:
             return
         self._settle(stream)
-        if stream.submit is not None:
-            stream.submit = replace(stream.submit, keep=None)
         if stream.registration is not None:
             self._core.enqueue(DropKept((stream.stream_id,)))
 
@@ -242,8 +240,7 @@ class AnswerKeeper:
         self._record_bytes[keep.scope] -= len(keep.record)
         if not self._record_bytes[keep.scope]:
             del self._record_bytes[keep.scope]
-        if stream.registration is not None:
-            stream.registration = replace(stream.registration, keep=None)
+        stream.keep_no_more()
 
     def _put(self, stream_id: bytes, scope: bytes, answer: bytes) -> None:
         dropped = self._answers.put(stream_id, scope, answer)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 
-from msgspec import structs
+from msgspec import Raw, structs
 
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
@@ -43,6 +43,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.transport.router import Session
+from slipstream_ipc.validation.request_spec import among_own
 from slipstream_worker.clients.inspections import Inspections
 from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.clients.ports import FrontAcceptor, Receipt
@@ -58,8 +59,6 @@ from slipstream_worker.streams.registration import (
     check_answer,
     open_output,
     register,
-    salted,
-    tenant_of,
 )
 from slipstream_worker.streams.retention import Retention
 from slipstream_worker.streams.stream import ResumePoint, Stage, WorkerStream, WorkerStreamTable
@@ -214,14 +213,10 @@ class ClientMessages:
             key, keep = session.public_key, submit.keep
             keep = None if keep is None else structs.replace(keep, scope=key)
             submit = structs.replace(submit, tenant=key, scope=key, keep=keep)
-            if submit.priority:  # it counts among the key's own requests
-                own_priority = submit.own_priority or submit.priority
-                submit = structs.replace(submit, priority=0, own_priority=own_priority)
+            submit = among_own(submit)
         if self._is_traced:  # all answers are in one trace
             submit = structs.replace(submit, trace=trace_of(submit, 0.0).context)
-        if submit.tenant and not self._share_prefix_cache:
-            submit = salted(submit)
-        submission = _read(submit)
+        submission = _read(submit, session.identity, shares_prefixes=self._share_prefix_cache)
         first = self._streams.get(submit.stream_id)
         num_answers = 1 + len(submit.others) if first is None else first.num_answers
         for answer in answers_of(submit):
@@ -280,7 +275,8 @@ class ClientMessages:
             self._reject(session, submit, error.fault)
             return
         render = _render_of(submit, submission, card)
-        tenant = tenant_of(submit, session.identity)
+        spec = submission.spec_of(submit)
+        tenant = spec.tenant
         if render is not None and not submit.was_accepted:
             why = self._render_queue.why_full(render, tenant)
             if why:
@@ -296,7 +292,7 @@ class ClientMessages:
                 self._reject(session, submit, Fault("overloaded", why))
                 return
         stream = WorkerStream(submit.stream_id, Stage.RENDERING, submit, fingerprint=fingerprint)
-        stream.params = submission.params(submit)
+        stream.asked = spec
         stream.owner = session.identity
         stream.arrived_at = self._retention.now
         if self._is_traced:
@@ -307,7 +303,7 @@ class ClientMessages:
         if render is None:
             self._register_and_submit(stream, Rendered(0), card)
         else:
-            stream.submit = structs.replace(submit, text=None, messages=())  # kept in `render`
+            stream.submit = structs.replace(submit, params=Raw(), text=None, messages=())
             self._render_queue.ask(stream, render, tenant)
 
     def _submit_again(
@@ -333,7 +329,7 @@ class ClientMessages:
     ) -> None:
         """Register a stream whose tokens are all known, and submit it to the core."""
         assert stream.submit is not None
-        assert stream.params is not None
+        assert stream.asked is not None
         try:
             prompt_ids = stream.submit.token_ids or rendered.token_ids
             admit = register(
@@ -342,7 +338,7 @@ class ClientMessages:
                 stream.owner if stream.reader is None else stream.reader.client,
                 card,
                 bad_words=BadWords(rendered.bad_word_ids, rendered.bad_word_counts),
-                params=stream.params,
+                spec=stream.asked,
                 fingerprint=stream.fingerprint,
                 answer=rendered.answer,
                 call_grammar=rendered.call_grammar,
@@ -420,10 +416,10 @@ def _is_first(submit: Submit) -> bool:
     return submit.moves == 0 and not submit.was_accepted
 
 
-def _read(submit: Submit) -> Submission | Fault:
+def _read(submit: Submit, client: bytes, *, shares_prefixes: bool) -> Submission | Fault:
     """The checked submission, or why none of its answers can be accepted."""
     try:
-        return Submission(submit)
+        return Submission(submit, client, shares_prefixes=shares_prefixes)
     except BadRequest as error:
         return error.fault
     except Exception as error:

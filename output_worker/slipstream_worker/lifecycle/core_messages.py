@@ -219,7 +219,7 @@ class CoreMessages:
         except UnknownFormat as error:
             unknown, output = error, output_without_text()
         except Exception:
-            logger.exception("a stream cannot be restored", extra=of_requests(admit.label))
+            logger.exception("a stream cannot be restored", extra=of_requests(admit.spec.label))
             self._core.enqueue(Forget((admit.stream_id,)))
             return
         stream = WorkerStream(admit.stream_id, Stage.RUNNING, is_counted=message.is_over)

@@ -96,9 +96,9 @@ class StreamLifecycle:
         """Register a stream whose prompt is tokenised, or that an earlier worker has registered."""
         stream.registration = admit
         stream.output = output
-        stream.submit = stream.params = None
+        stream.submit = stream.asked = None
         stream.fingerprint = admit.fingerprint
-        stream.interval = max(admit.params.stream_interval, self._min_interval)
+        stream.interval = max(admit.spec.params.stream_interval, self._min_interval)
         stream.strikes = admit.strikes
         stream.struck_at = len(admit.output_ids) // 4
         self._columns.open(stream, admit)

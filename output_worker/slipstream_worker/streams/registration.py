@@ -17,12 +17,11 @@ from msgspec import structs
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
-    MAX_LABEL_CHARS,
-    MAX_RECORD_BYTES,
     Admit,
     AnswerSettings,
     ModelCard,
     ReasoningIds,
+    RequestSpec,
     SamplingParams,
     StructuredForm,
     StructuredOutputs,
@@ -32,9 +31,8 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.messages.answer import FUNCTION_CHOICE
 from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
 from slipstream_ipc.transport.codec import decode_params
+from slipstream_ipc.validation.request_spec import content_of, spec_of
 from slipstream_ipc.validation.sampling_params import (
-    check_cache_salt,
-    check_label,
     check_params,
     check_prompt,
     stop_strings,
@@ -68,10 +66,16 @@ _NO_BAD_WORDS = BadWords()
 class Submission:
     """A Submit, decoded, checked and hashed once for all of its answers."""
 
-    def __init__(self, submit: Submit) -> None:
-        """Raises BadRequest for errors that are visible before the prompt is rendered."""
+    def __init__(
+        self, submit: Submit, client: bytes = b"", *, shares_prefixes: bool = True
+    ) -> None:
+        """For client and shares_prefixes, see `spec_of`. Raises BadRequest for errors that are
+        visible before the prompt is rendered.
+        """
+        params = with_distinct_ids(_checked_params(submit))
         self._submit = submit
-        self._params = with_distinct_ids(_check_submit(submit))
+        self._params = params
+        self.spec = spec_of(submit, params, client, shares_prefixes=shares_prefixes)
         self._digest = b""  # hash of what the answers share
 
     @property
@@ -91,35 +95,31 @@ class Submission:
         is_loose = kind in ("json", "json_object") and not outputs.disable_any_whitespace
         return "json" if is_loose else "other"
 
-    def params(self, answer: Submit) -> SamplingParams:
-        """The sampling params of one of its answers; each allowed token id is listed once."""
+    def spec_of(self, answer: Submit) -> RequestSpec:
+        """The spec of one of its answers; each allowed token id is listed once."""
         if answer.seed is None:
-            return self._params
-        return structs.replace(self._params, seed=answer.seed)
+            return self.spec
+        return structs.replace(self.spec, params=structs.replace(self._params, seed=answer.seed))
 
     def fingerprint(self, answer: Submit) -> bytes:
         """Hash of an answer's content, 16 bytes; tells a duplicate from a conflict under the same
         id.
 
-        Independent of the client handle, of the label, of how it is kept, of the other answers of
+        Independent of the client handle, of what `content_of` leaves out, of the other answers of
         the Submit, and of how much of the answer its sender has.
         """
         submit = self._submit
         if not self._digest:
             shared = (
-                structs.replace(self._params, seed=None),
+                content_of(self.spec),
                 submit.text,
                 submit.token_ids,
                 submit.messages,
                 submit.template,
-                submit.priority,
-                submit.cache_salt,
             )
-            digest = hashlib.blake2b(msgspec.msgpack.encode(shared))
-            if submit.answer is not None:
-                digest.update(msgspec.msgpack.encode(submit.answer))
-            self._digest = digest.digest()
-        own = (self._digest, answer.stream_id, self.params(answer).seed)
+            self._digest = hashlib.blake2b(msgspec.msgpack.encode(shared)).digest()
+        seed = self._params.seed if answer.seed is None else answer.seed
+        own = (self._digest, answer.stream_id, seed)
         return hashlib.blake2b(msgspec.msgpack.encode(own), digest_size=16).digest()
 
 
@@ -132,23 +132,6 @@ def answers_of(submit: Submit) -> Iterator[Submit]:
         )
 
 
-def tenant_of(submit: Submit, client: bytes) -> bytes:
-    """The tenant of a request: the client itself unless the Submit names one."""
-    return submit.tenant or client
-
-
-def salted(submit: Submit) -> Submit:
-    """The Submit of a tenant with a salt that no other tenant's has; as it is, if its own salt is
-    not allowed.
-    """
-    if len(submit.cache_salt) > MAX_LABEL_CHARS:
-        return submit
-    # a hit in the prefix cache tells what others have asked (decision 015)
-    parts = [submit.tenant, submit.cache_salt.encode("utf-8", "surrogatepass")]
-    digest = hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=16)
-    return structs.replace(submit, cache_salt=digest.hexdigest())
-
-
 def check_answer(answer: Submit) -> None:
     """Raise BadRequest for errors in one of the answers of a Submit."""
     if len(answer.stream_id) != _STREAM_ID_BYTES:
@@ -157,13 +140,11 @@ def check_answer(answer: Submit) -> None:
         raise BadRequest("handle", answer.handle, "an integer in [0, 2**32)")
 
 
-def _check_submit(submit: Submit) -> SamplingParams:
+def _checked_params(submit: Submit) -> SamplingParams:
+    """The params of a Submit, of which all is checked but the rest of its spec."""
     if submit.others and (submit.was_accepted or submit.output_ids or submit.num_tokens):
         allowed = "none for a stream that was accepted before"
         raise BadRequest("others", Summary(f"{len(submit.others)} of them"), allowed)
-    check_label(submit.label, submit.priority)
-    check_label("", submit.own_priority)
-    check_cache_salt(submit.cache_salt)
     params = decode_params(submit.params)
     check_params(params)
     if params.n != 1:
@@ -186,9 +167,6 @@ def _check_submit(submit: Submit) -> SamplingParams:
         _check_choice(submit.answer.tool_choice, params)
     if submit.keep is not None and submit.others:
         raise BadRequest("keep", Summary("several answers"), "one answer to a Submit with it")
-    if submit.keep is not None and len(submit.keep.record) > MAX_RECORD_BYTES:
-        size = Summary(f"a record of {len(submit.keep.record)} bytes")
-        raise BadRequest("keep", size, f"at most {MAX_RECORD_BYTES}")
     return params
 
 
@@ -216,7 +194,7 @@ def register(
     card: ModelCard,
     *,
     bad_words: BadWords = _NO_BAD_WORDS,
-    params: SamplingParams,
+    spec: RequestSpec,
     fingerprint: bytes,
     answer: AnswerSettings | None = None,
     call_grammar: str = "",
@@ -231,9 +209,10 @@ def register(
     how the core can follow reasoning and calls, where there is something that depends on it. frame:
     what structured output stands in. changed_turns: what was done to the chat.
 
-    `params` and `fingerprint` come from its Submission. Without a given seed, the
-    seed follows from the stream's id.
+    `spec` and `fingerprint` come from its Submission. Without a given seed, the seed follows from
+    the stream's id.
     """
+    params = spec.params
     eos = () if params.ignore_eos else card.eos_token_ids
     stop_token_ids = tuple(dict.fromkeys(eos + params.stop_token_ids))
     is_free = reasoning is not None and reasoning.has_triggers
@@ -279,34 +258,29 @@ def register(
     if answer is not None and not params.detokenize:
         allowed = "true where the answer is read as reasoning, content and tool calls"
         raise BadRequest("detokenize", False, allowed)
-    params = with_num_logprobs(params, card.vocab_size)
+    params, seed = with_num_logprobs(params, card.vocab_size), params.seed
+    if seed is not None:
+        params = structs.replace(params, seed=None)
     return Admit(
         stream_id=submit.stream_id,
         prompt_ids=prompt_ids,
-        params=params,
+        spec=spec if params is spec.params else structs.replace(spec, params=params),
         stop_token_ids=stop_token_ids,
-        seed=_seed(submit.stream_id) if params.seed is None else params.seed,
+        seed=_seed(submit.stream_id) if seed is None else seed,
         max_tokens=max_tokens,
-        priority=submit.priority,
-        label=submit.label,
         owner=client,
-        tenant=tenant_of(submit, client),
         handle=submit.handle,
         fingerprint=fingerprint,
         output_ids=submit.output_ids,
         was_accepted=submit.was_accepted,
-        cache_salt=submit.cache_salt,
         bad_word_ids=bad_words.ids,
         bad_word_counts=bad_words.counts,
         answer=answer,
-        keep=submit.keep,
         reasoning=reasoning,
-        scope=submit.scope,
         frame=frame,
         moves=submit.moves,
         changed_turns=changed_turns,
         strikes=submit.strikes,
-        own_priority=submit.own_priority,
     )
 
 
@@ -354,7 +328,7 @@ def open_output(
 
     Raises UnknownFormat if the stream is to be read by a format that this worker lacks.
     """
-    params = admit.params
+    params = admit.spec.params
     stops = stop_strings(params)
     detokenizer = None
     if params.detokenize:

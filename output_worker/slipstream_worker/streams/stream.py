@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from slipstream_ipc.columns import u32
 from slipstream_ipc.history.text_log import START, TextCursor
-from slipstream_ipc.messages import Admit, End, KeepOptions, SamplingParams, Submit
+from slipstream_ipc.messages import Admit, End, KeepOptions, RequestSpec, Submit
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_worker.output.stream_output import StreamOutput
 from slipstream_worker.streams.stream_trace import StreamTrace
@@ -79,7 +80,7 @@ class WorkerStream:
     stream_id: bytes
     stage: Stage
     submit: Submit | None = None  # until the prompt is rendered
-    params: SamplingParams | None = None  # the same
+    asked: RequestSpec | None = None  # the same; then it is the registration's
     fingerprint: bytes = b""  # of the submission
     interval: int = 1
     registration: Admit | None = None
@@ -107,16 +108,29 @@ class WorkerStream:
     trace: StreamTrace | None = None  # until its spans are made; None unless it is traced
 
     @property
+    def spec(self) -> RequestSpec | None:
+        """The request for the stream; None where it was restored and has no registration yet."""
+        return self.asked if self.registration is None else self.registration.spec
+
+    @property
     def label(self) -> str:
         """The client's name for the request, which logs show as its id."""
-        request = self.registration or self.submit
-        return "" if request is None else request.label
+        spec = self.spec
+        return "" if spec is None else spec.label
 
     @property
     def keep(self) -> KeepOptions | None:
         """The options for keeping the stream's answer; None: it is not kept, or has been made."""
-        request = self.registration or self.submit
-        return None if request is None else request.keep
+        spec = self.spec
+        return None if spec is None else spec.keep
+
+    def keep_no_more(self) -> None:
+        """Its answer is kept, or is not to be any more."""
+        if self.asked is not None:
+            self.asked = replace(self.asked, keep=None)
+        if self.registration is not None:
+            spec = replace(self.registration.spec, keep=None)
+            self.registration = replace(self.registration, spec=spec)
 
     @property
     def moves(self) -> int:
@@ -127,8 +141,8 @@ class WorkerStream:
     @property
     def scope(self) -> bytes:
         """The scope whose messages alone may read and end it; empty: those of any."""
-        request = self.registration or self.submit
-        return b"" if request is None else request.scope
+        spec = self.spec
+        return b"" if spec is None else spec.scope
 
     def is_open_to(self, scope: bytes) -> bool:
         """True if messages with this scope may read and end it."""

@@ -129,7 +129,7 @@ class StreamColumns(RowTable):
             self.tokens.extend(worker_row, outputs)
             self.last_ids[worker_row] = outputs[-1]
         self.lengths[worker_row] = len(outputs)
-        params = admit.params
+        params = admit.spec.params
         width = 0
         if params.logprobs is not None:
             width = 1 + params.logprobs
@@ -295,7 +295,7 @@ class StreamColumns(RowTable):
         self._modes[worker_row] = mode
         words = self._plain.hazard_characters(output.hazard_chars)
         self._stop_low[worker_row], self._stop_high[worker_row] = words
-        stops = stop_strings(admit.params) if output.is_stopped_here else ()
+        stops = stop_strings(admit.spec.params) if output.is_stopped_here else ()
         found = self._plain.set_of(_view(admit), stops, (admit.answer.format, mode))
         self._assign_set(worker_row, *found)
 
@@ -411,6 +411,6 @@ def is_settled(stream: WorkerStream, output: StreamOutput) -> bool:
 
 
 def _view(admit: Admit) -> VocabularyView:
-    if not admit.params.detokenize:
+    if not admit.spec.params.detokenize:
         return VocabularyView.SILENT
-    return VocabularyView.SKIPPED if admit.params.skip_special_tokens else VocabularyView.SHOWN
+    return VocabularyView.SKIPPED if admit.spec.params.skip_special_tokens else VocabularyView.SHOWN

@@ -57,7 +57,7 @@ from slipstream_ipc.messages import (
     Superseded,
     UnknownStreams,
 )
-from slipstream_ipc.transport.codec import decode_params
+from slipstream_ipc.transport.codec import client_codec, decode_params
 
 
 @pytest.fixture
@@ -886,7 +886,9 @@ def test_server_that_stays_away_ends_what_waits(
 def test_server_of_another_version_is_named(
     worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream_ipc.transport.dealer.PROTOCOL_VERSION", 999)
+    codec = client_codec()
+    codec.version = 999
+    monkeypatch.setattr("slipstream.client.connection.link_session.client_codec", lambda: codec)
     with pytest.raises(SlipstreamError, match="version 999") as caught:
         Client(worker.address)
     assert not isinstance(caught.value, ConnectionLostError)

@@ -20,7 +20,7 @@ SEEDS = [5, 6, 7]
 def say_seed(worker: FakeWorker, body: Any) -> None:
     """A script: answer with prompt and seed."""
     if isinstance(body, Submit):
-        params = Submission(body).params(body)
+        params = Submission(body).spec_of(body).params
         answer(worker, body, f"{body.text} {params.seed}")
 
 

@@ -253,7 +253,7 @@ def test_a_prompt_is_measured_once_for_all_its_answers(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "_num_bytes", counted)
     found = new_submits("a prompt", answers, stream_ids=ids, label="l", priority=3)
     assert [can_join(found[1], one) for one in found] == [False, True, True, True, True]
-    assert [Submission(one).params(one) for one in found] == answers
+    assert [Submission(one).spec_of(one).params for one in found] == answers
     assert [Submission(one).fingerprint(one) for one in found] == [
         Submission(one).fingerprint(one) for one in alone
     ]

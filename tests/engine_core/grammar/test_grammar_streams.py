@@ -60,7 +60,7 @@ def is_done(it) -> bool:
 
 def keeps_to_its_grammar(it) -> bool:
     text = TOKENIZER.decode(answer_of(it))
-    grammar = it.admit.params.structured_outputs
+    grammar = it.admit.spec.params.structured_outputs
     if grammar.json is not None:
         value = json.loads(text)
         return value["kind"] in ("star", "planet") and len(value["near"]) in (2, 3, 4)

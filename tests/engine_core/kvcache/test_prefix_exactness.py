@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers.new_requests import new_request
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from slipstream_core.model.loader import load_model
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
+from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.token_log import TokenLog
 
@@ -78,7 +79,7 @@ class Served:
             self.log.open(row)
             self.log.extend(row, np.array(prompt, np.uint32))
             self.scheduler.add(
-                NewRequest(
+                new_request(
                     row=row,
                     prompt_len=len(prompt),
                     max_tokens=NUM_OUTPUTS,

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from tests.helpers.new_requests import new_request
 from tests.helpers.sampling_plans import Row, plan_of
 from tests.helpers.token_constraints import Asked, asked, expected_logits
 from tests.helpers.torch_driver import BLOCK, VOCAB, prompts_of, save_model
@@ -23,7 +24,6 @@ from transformers import LlamaForCausalLM
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.sampling.sampler import sample
-from slipstream_core.scheduler.request_table import NewRequest
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.plan import StepFailed, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
@@ -73,7 +73,7 @@ class Served:
         self.tokens.open(row)
         self.tokens.extend(row, np.array([*it.prompt, *outputs], np.uint32))
         self.prompts[row] = len(it.prompt)
-        request = NewRequest(
+        request = new_request(
             row=row,
             prompt_len=len(it.prompt),
             max_tokens=NUM_TOKENS,

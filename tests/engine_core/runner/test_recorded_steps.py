@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers.host_device import HostCopies
+from tests.helpers.new_requests import new_request
 from tests.helpers.op_recorder import OpRecorder
 from tests.helpers.token_constraints import asked
 from tests.helpers.torch_driver import BLOCK, VOCAB, prompts_of, save_model
@@ -26,7 +27,6 @@ from tests.helpers.torch_driver import BLOCK, VOCAB, prompts_of, save_model
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.decode_graphs import DecodeGraphs
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.scheduler.request_table import NewRequest
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.step.plan import StepPlan, StepResult
@@ -120,7 +120,7 @@ class Play:
             else asked(tuple(it.prompt), **it.constraints).constraints
         )
         self.scheduler.add(
-            NewRequest(
+            new_request(
                 row=row,
                 prompt_len=len(it.prompt),
                 max_tokens=it.num_tokens,

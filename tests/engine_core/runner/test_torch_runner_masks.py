@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
+from tests.helpers.new_requests import new_request
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.scheduler.request_table import NewRequest
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.plan import StepFailed, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
@@ -103,7 +103,7 @@ class Loop:
         self.tokens.open(row)
         self.tokens.extend(row, np.array(prompt, np.uint32))
         self.scheduler.add(
-            NewRequest(
+            new_request(
                 row=row,
                 prompt_len=len(prompt),
                 max_tokens=NUM_TOKENS,

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.new_requests import new_request
 
 from slipstream_core.scheduler.decode_batch import DecodeStreak
-from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
+from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.token_log import TokenLog
 
@@ -34,7 +35,7 @@ class Twin:
         self.log.open(row)
         self.log.extend(row, (np.arange(length) + row).astype(np.uint32))
         fields = {"temperature": 1.0, "top_k": row, "top_p": 1.0, "min_p": 0.0, "seed": row}
-        self.scheduler.add(NewRequest(row=row, prompt_len=length, **{**fields, **params}))
+        self.scheduler.add(new_request(row=row, prompt_len=length, **{**fields, **params}))
 
     def remove(self, row: int) -> None:
         self.scheduler.remove(row)

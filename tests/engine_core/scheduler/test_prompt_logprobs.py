@@ -7,8 +7,8 @@ from collections import deque
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.new_requests import new_request
 
-from slipstream_core.scheduler.request_table import NewRequest
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.limits import MAX_POSITIONS, NO_ROW
 from slipstream_core.step.plan import StepPlan
@@ -45,7 +45,7 @@ def test_every_position_is_looked_at(
         tokens.open(row)
         tokens.extend(row, np.arange(prompt_len, dtype=np.uint32))  # so all could share
         scheduler.add(
-            NewRequest(
+            new_request(
                 row=row,
                 prompt_len=prompt_len,
                 max_tokens=max_tokens,

@@ -16,9 +16,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.helpers.new_requests import new_request
 from tests.helpers.scheduler_harness import MAX_ROWS, VOCAB_SIZE, Harness, Limits, prompt_of
 
-from slipstream_core.scheduler.scheduler import NewRequest
 from slipstream_core.step.plan import StepPlan
 
 
@@ -407,7 +407,7 @@ def test_a_prompt_must_lie_in_the_history(prompt_len: int) -> None:
     harness = Harness()
     harness.log.open(0)
     harness.log.extend(0, np.arange(5))
-    request = NewRequest(
+    request = new_request(
         row=0, prompt_len=prompt_len, max_tokens=1, temperature=0, top_k=0, top_p=1, min_p=0, seed=0
     )
     with pytest.raises(ValueError, match=f"prompt_len is {prompt_len}; row 0 holds 5 tokens"):
@@ -419,7 +419,7 @@ def test_a_request_must_have_something_to_compute(length: int, prompt_len: int) 
     harness = Harness()
     harness.log.open(0)
     harness.log.extend(0, np.arange(length))
-    request = NewRequest(
+    request = new_request(
         row=0,
         prompt_len=prompt_len,
         max_tokens=2,

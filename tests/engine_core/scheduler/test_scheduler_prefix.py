@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.helpers.new_requests import new_request
 
 from slipstream_core.engine_counters import EngineCounters
 from slipstream_core.kvcache.prefix_cache import next_digest, root_digest
@@ -192,7 +193,7 @@ class Harness:
             min(outputs, max_tokens - 1, self.limits["max_model_len"] - len(prompt) - 1)
         ):
             ids.append(next_token(tuple(ids)))
-        request = NewRequest(
+        request = new_request(
             row=row,
             prompt_len=len(prompt),
             max_tokens=max_tokens,
@@ -331,7 +332,7 @@ class Harness:
         if cache is None:
             return
         size = self.block_size
-        for salt in {stream.request.cache_salt for stream in self.streams.values()}:
+        for salt in {stream.request.spec.cache_salt for stream in self.streams.values()}:
             for stream in self.streams.values():
                 name = root_digest("", salt)
                 for end in range(size, len(stream.ids) + 1, size):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from msgspec import structs
+from tests.helpers.admits import with_fields
 
 PROMPT = [(7 * i + 5) % 31 for i in range(100)]
 FULL = 96  # tokens of its blocks
@@ -52,6 +52,6 @@ def test_another_salt_under_the_same_id_is_another_request(
     worker = box.worker()
     held = worker.admit(PROMPT, cache_salt="a")
     box.until(lambda: held.is_over)
-    other = worker.send_admit(structs.replace(held.admit, cache_salt="b"))
+    other = worker.send_admit(with_fields(held.admit, cache_salt="b"))
     box.until(lambda: other.fault is not None)
     assert other.fault.code == "conflict"

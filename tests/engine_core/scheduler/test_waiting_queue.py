@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.admits import admit_of
+from tests.helpers.new_requests import new_request
 
 from slipstream_core.scheduler.request_table import NewRequest, RequestTable
 from slipstream_core.scheduler.scheduler import Scheduler
@@ -29,7 +31,7 @@ TENANTS = st.sampled_from([b"a", b"b", b"c"])
 def request(
     row: int, tenant: bytes, prompt_len: int, priority: int = 0, own_priority: int = 0
 ) -> NewRequest:
-    return NewRequest(
+    return new_request(
         row=row,
         prompt_len=prompt_len,
         max_tokens=4,
@@ -81,10 +83,10 @@ class Line:
         del self.waiting[row]
 
     def check(self) -> None:
-        nums: Counter[bytes] = Counter(each.tenant for each in self.waiting.values())
+        nums: Counter[bytes] = Counter(each.spec.tenant for each in self.waiting.values())
         tokens: Counter[bytes] = Counter()
         for each in self.waiting.values():
-            tokens[each.tenant] += each.prompt_len
+            tokens[each.spec.tenant] += each.prompt_len
         assert len(self.queue) == len(self.waiting)
         assert self.queue.num_tokens == tokens.total()
         for tenant in (b"a", b"b", b"c", b"nobody"):
@@ -92,7 +94,7 @@ class Line:
         rows = [self.queue.peek(nth) for nth in range(len(self.waiting))]
         assert set(rows) == self.waiting.keys()
         assert self.queue.peek(len(rows)) is None
-        priorities = [self.waiting[row].priority for row in rows if row is not None]
+        priorities = [self.waiting[row].spec.priority for row in rows if row is not None]
         assert priorities == sorted(priorities)
         assert self.in_order() == rows
 
@@ -114,7 +116,7 @@ def test_one_tenant_has_the_order_of_priority_and_arrival(given_: list[tuple[int
     for priority, prompt_len in given_:
         line.join(b"a", prompt_len, priority)
     found = [line.begin() for _ in given_]
-    assert found == sorted(found, key=lambda it: (it.priority, it.row))
+    assert found == sorted(found, key=lambda it: (it.spec.priority, it.row))
 
 
 @settings(deadline=None)
@@ -164,7 +166,7 @@ def test_own_priorities_are_kept_among_a_tenants_requests(own: list[tuple[int, i
     for own_priority, prompt_len in own:
         line.join(b"a", prompt_len, own_priority=own_priority)
     found = [line.begin() for _ in own]
-    assert found == sorted(found, key=lambda it: (it.own_priority, it.row))
+    assert found == sorted(found, key=lambda it: (it.spec.own_priority, it.row))
 
 
 @given(
@@ -191,7 +193,7 @@ def test_own_priorities_take_no_turn_of_another_tenant(
             waits[line.join(b"b", 100)] = 0
     while line.waiting:
         begun = line.begin()
-        if begun.tenant == b"a" and waits:
+        if begun.spec.tenant == b"a" and waits:
             first = min(waits)
             waits[first] += begun.prompt_len + 4
             assert waits[first] <= 104 + 2 * largest
@@ -236,7 +238,7 @@ def test_turns_are_counted_in_tokens() -> None:
     served: Counter[bytes] = Counter()
     for _ in range(300):
         begun = line.begin()
-        served[begun.tenant] += begun.prompt_len + 4
+        served[begun.spec.tenant] += begun.prompt_len + 4
         assert abs(served[b"a"] - served[b"b"]) <= 2 * 1004
 
 
@@ -261,8 +263,8 @@ def test_what_has_run_is_not_forgiven_by_what_is_given_up() -> None:
         line.join(b"a", 10_000)
         for _ in range(300):
             began = line.begin()
-            tokens[began.tenant] += began.prompt_len
-            if began.tenant == b"a":
+            tokens[began.spec.tenant] += began.prompt_len
+            if began.spec.tenant == b"a":
                 if gives_up:
                     line.give_up(line.join(b"a", 1))
                 line.join(b"a", 10_000)
@@ -432,7 +434,7 @@ def admission(most: int = 10, most_tokens: int = 1000) -> Admission:
 
 
 def registration(num_tokens: int, *, was_accepted: bool = False) -> Admit:
-    return Admit(
+    return admit_of(
         *(bytes(16), pack_u32([1] * num_tokens), SamplingParams(), (), 0, 4),
         was_accepted=was_accepted,
     )

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from tests.helpers.new_requests import new_request
 from transformers import AutoModelForCausalLM
 
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.scheduler import state_marks
 from slipstream_core.scheduler.request_blocks import RequestBlocks
-from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
+from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.states.state_pool import StatePool, StateStep
 from slipstream_core.step.plan import StepFailed, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
@@ -158,7 +159,7 @@ class Loop:
             self._tokens.open(row)
             self._tokens.extend(row, np.array(prompt, np.uint32))
             self.scheduler.add(
-                NewRequest(
+                new_request(
                     row=row,
                     prompt_len=len(prompt),
                     max_tokens=NUM_OUTPUTS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Annotated
 
 import msgspec
@@ -16,6 +15,7 @@ from slipstream_core.step.columns import Column, columns_of
 from slipstream_core.step.plan import COLUMNS, StepPlan, blank_plan
 from slipstream_core.step.plan_check import PlanBounds, PlanBoundsError
 from slipstream_core.step.plan_codec import PlanBuffer, packed_bytes
+from slipstream_ipc.messages import SamplingParams
 
 BOUNDS = PlanBounds(num_blocks=9, block_size=4, max_num_seqs=5, max_blocks=3, vocab_size=7)
 
@@ -49,7 +49,7 @@ def test_what_is_gathered_is_a_column_of_the_table_and_a_field_of_a_request() ->
     for each in COLUMNS.values():
         if source := each.declared.source:
             assert isinstance(getattr(table, source), np.ndarray)
-            assert source in {field.name for field in fields(NewRequest)}
+            assert hasattr(NewRequest, source) or source in SamplingParams.__struct_fields__
 
 
 def test_a_blank_plan_asks_for_nothing() -> None:

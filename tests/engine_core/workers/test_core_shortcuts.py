@@ -13,6 +13,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import msgpack
+from tests.helpers.admits import admit_of
 
 from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
@@ -22,8 +23,7 @@ from slipstream_ipc.columns import pack_u32, pack_u64
 from slipstream_ipc.history import logprob_log
 from slipstream_ipc.history.token_log import TokenLog, history_digest
 from slipstream_ipc.messages import (
-    PROTOCOL_VERSION,
-    Admit,
+    CORE_HOP_VERSION,
     Admitted,
     CoreToWorker,
     End,
@@ -92,7 +92,7 @@ class WorkerEnd:
         self.epoch += 1
         self.sent = self.received = 0
         self.read()
-        self.say(Hello(PROTOCOL_VERSION, self.identity, fresh), is_numbered=False)
+        self.say(Hello(CORE_HOP_VERSION, self.identity, fresh), is_numbered=False)
 
     def say(self, body: object, *, is_numbered: bool = True) -> None:
         self.sent += is_numbered
@@ -142,7 +142,7 @@ class World:
         num = len(self.owners)
         assert params.max_tokens is not None
         self.workers[worker].say(
-            Admit(
+            admit_of(
                 stream_id=num.to_bytes(16, "big"),
                 prompt_ids=pack_u32([1, 2, num % NUM_IDS]),
                 params=params,

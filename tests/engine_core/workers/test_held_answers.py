@@ -80,13 +80,13 @@ def test_a_worker_that_died_between_leaves_the_stream_to_its_successor(make_core
     said_all(box, worker)
     successor = replaced(box, worker)
     [registered] = successor.heard(Registered)
-    assert registered.registration.keep == KeepOptions(b"a record")
+    assert registered.registration.spec.keep == KeepOptions(b"a record")
     successor.send(Keep((entry(held),)))
     said_all(box, successor)
     assert box.core.handler.num_streams == 1  # the successor keeps it for its readers
     again = replaced(box, successor)
     [registered] = again.heard(Registered)
-    assert registered.registration.keep is None
+    assert registered.registration.spec.keep is None
     assert again.kept == (entry(held),)
 
 

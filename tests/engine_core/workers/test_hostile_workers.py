@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import zmq
 from msgspec import structs
+from tests.helpers.admits import admit_of, with_fields
 
 from slipstream_ipc.columns import pack_u32, pack_u64
 from slipstream_ipc.messages import (
@@ -70,7 +71,7 @@ class Hostile:
 
 
 def admit(num_outputs: int = 0, logprobs: int | None = None, **fields: Any) -> Admit:
-    plain = Admit(
+    plain = admit_of(
         stream_id=secrets.token_bytes(16),
         prompt_ids=pack_u32(PROMPT),
         params=SamplingParams(temperature=0.0, logprobs=logprobs),
@@ -80,7 +81,7 @@ def admit(num_outputs: int = 0, logprobs: int | None = None, **fields: Any) -> A
         output_ids=pack_u32(list(range(num_outputs))),
         fingerprint=b"f" * 16,
     )
-    return structs.replace(plain, **fields)
+    return with_fields(plain, **fields)
 
 
 def test_anothers_streams_are_none_of_its_business(make_core, undisturbed) -> None:

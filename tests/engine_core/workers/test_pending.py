@@ -8,6 +8,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from tests.helpers.admits import admit_of
 
 from slipstream_core.logprob_budget import LogprobBudget, first_bytes, outputs_bytes
 from slipstream_core.workers.pending import PendingAdmissions
@@ -30,7 +31,7 @@ class NoGrammars:
 
 
 def registration(number: int, logprobs: int | None) -> Admit:
-    return Admit(
+    return admit_of(
         stream_id=number.to_bytes(16, "little"),
         prompt_ids=pack_u32([1]),
         params=SamplingParams(logprobs=logprobs),

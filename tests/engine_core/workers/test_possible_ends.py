@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.admits import admit_of
 
 from slipstream_core.workers.possible_ends import PossibleEnds
 from slipstream_ipc.columns import pack_u32
@@ -24,7 +25,7 @@ STREAMS = st.none() | st.tuples(PARAMS, STOP_IDS)
 
 
 def _admit(params: SamplingParams, stop_token_ids: tuple[int, ...]) -> Admit:
-    return Admit(bytes(16), pack_u32([1]), params, stop_token_ids, 0, 10)
+    return admit_of(bytes(16), pack_u32([1]), params, stop_token_ids, 0, 10)
 
 
 @given(st.data())

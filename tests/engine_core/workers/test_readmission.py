@@ -6,6 +6,7 @@ import time
 
 import pytest
 from msgspec import structs
+from tests.helpers.admits import with_fields
 from tests.helpers.core_box import columns
 
 from slipstream_ipc.columns import pack_u32
@@ -98,10 +99,10 @@ def test_a_registration_larger_than_any_clients_message(make_core) -> None:
     given = LogprobColumns(width, bytes(4 * num * width), bytes(4 * num * width), bytes(4 * num))
     prompt = worker.admit(PROMPTS[0]).admit
     it = worker.send_admit(
-        structs.replace(
+        with_fields(
             prompt,
             stream_id=b"l" * 16,
-            params=structs.replace(prompt.params, logprobs=width - 1),
+            params=structs.replace(prompt.spec.params, logprobs=width - 1),
             max_tokens=num + 5,
             output_ids=bytes(4 * num),
             logprobs=given,
@@ -217,7 +218,7 @@ def test_another_request_under_the_same_id_is_a_conflict(make_core, change) -> N
     worker = box.worker()
     it = worker.admit(PROMPTS[0], 20)
     box.until(lambda: len(it.token_ids) > 2)
-    worker.send(structs.replace(it.admit, **change))
+    worker.send(with_fields(it.admit, **change))
     box.until(lambda: it.fault is not None)
     assert it.fault.code == "conflict"
 
@@ -268,8 +269,8 @@ def test_columns_that_do_not_fit_the_outputs_are_refused(make_core, changes, log
     box = make_core()
     worker = box.worker()
     good = worker.admit(PROMPTS[0]).admit
-    params = structs.replace(good.params, logprobs=logprobs)
-    bad = worker.send_admit(structs.replace(good, stream_id=b"b" * 16, params=params, **changes))
+    params = structs.replace(good.spec.params, logprobs=logprobs)
+    bad = worker.send_admit(with_fields(good, stream_id=b"b" * 16, params=params, **changes))
     box.until(lambda: bad.fault is not None)
     assert (bad.fault.code, bad.fault.field) == ("bad_request", "logprobs")
     assert finished(box, [it for it in worker.streams.values() if it is not bad])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from tests.helpers.admits import admit_of
 
 from slipstream_core.workers.possible_ends import PossibleEnds
 from slipstream_core.workers.sender import WorkerSender
@@ -23,7 +24,7 @@ from slipstream_ipc.row_set import RowSet
 
 
 def admit(row: int, **fields: Any) -> Admit:
-    return Admit(
+    return admit_of(
         stream_id=row.to_bytes(16, "little"),
         prompt_ids=pack_u32([1]),
         params=SamplingParams(max_tokens=100),

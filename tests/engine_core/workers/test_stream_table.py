@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from tests.helpers.admits import admit_of
 
 from slipstream_core.workers.stream_table import CoreStreamTable
 from slipstream_ipc.messages import Admit, SamplingParams
@@ -10,7 +11,7 @@ from slipstream_ipc.row_set import RowSet
 
 
 def admit(number: int) -> Admit:
-    return Admit(number.to_bytes(16, "big"), bytes(4), SamplingParams(), (), 0, 9)
+    return admit_of(number.to_bytes(16, "big"), bytes(4), SamplingParams(), (), 0, 9)
 
 
 def row_set(*rows: int) -> RowSet:

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.helpers.admits import admit_of
 
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
-    Admit,
     ComputedPromptLogprobs,
     Deltas,
     End,
@@ -41,7 +41,7 @@ from slipstream_verify.fuzz.mutation import flipped, noise, restructured, trunca
 CODECS = (front_codec(), client_codec(), core_codec(), worker_codec())
 FAULT = Fault("engine", "why", "field")
 COLUMNS = LogprobColumns(2, bytes(16), bytes(16), bytes(8))
-ADMIT = Admit(bytes(16), bytes(8), SamplingParams(), (1, 2), 5, 10, bytes(8), logprobs=COLUMNS)
+ADMIT = admit_of(bytes(16), bytes(8), SamplingParams(), (1, 2), 5, 10, bytes(8), logprobs=COLUMNS)
 BODIES: list[Any] = [
     Welcome(1, ModelCard("m", "p", 10, 10, (1,))),
     Submit(1, bytes(16), msgspec.Raw(msgspec.msgpack.encode({"top_k": 3})), text="x"),

@@ -14,9 +14,8 @@ import pytest
 import zmq
 from tests.helpers.patience import PATIENCE_S
 
-import slipstream_ipc.transport.dealer
-import slipstream_ipc.transport.router
 from slipstream_ipc.messages import (
+    CORE_HOP_VERSION,
     PROTOCOL_VERSION,
     Abort,
     AttachRefused,
@@ -33,7 +32,7 @@ from slipstream_ipc.messages import (
     UnknownStreams,
     Welcome,
 )
-from slipstream_ipc.transport.codec import client_codec, front_codec
+from slipstream_ipc.transport.codec import client_codec, core_codec, front_codec, worker_codec
 from slipstream_ipc.transport.local_socket import connect_local
 from slipstream_ipc.transport.router import Router
 from slipstream_ipc.transport.sockets import MAX_READ_AT_ONCE, MAX_READ_BYTES_AT_ONCE, new_dealer
@@ -313,9 +312,10 @@ def test_many_attaches_of_one_party_leave_one_session(hop: Any) -> None:
 # ---- what is refused -----------------------------------------------------------------------
 
 
-def test_version_mismatch_reaches_the_other_side(hop: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(slipstream_ipc.transport.dealer, "PROTOCOL_VERSION", 999)
-    attacher = hop.attacher()
+def test_version_mismatch_reaches_the_other_side(hop: Any) -> None:
+    codec = client_codec()
+    codec.version = 999
+    attacher = hop.attacher(codec=codec)
     hop.until(lambda: hop.answers[attacher])
     (refusal,) = hop.answers[attacher]
     assert isinstance(refusal, AttachRefused)
@@ -325,17 +325,26 @@ def test_version_mismatch_reaches_the_other_side(hop: Any, monkeypatch: Any) -> 
     assert hop.acceptor.sessions == []
 
 
-def test_a_server_of_another_version_is_refused_here(hop: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(slipstream_ipc.transport.router, "PROTOCOL_VERSION", 999)
-    monkeypatch.setattr(slipstream_ipc.transport.dealer, "PROTOCOL_VERSION", 999)
-    attacher = hop.attacher()
+def test_a_server_of_another_version_is_refused_here(hop: Any) -> None:
+    codec = client_codec()
+    codec.version = hop.acceptor._codec.version = 999
+    attacher = hop.attacher(codec=codec)
     hop.until(lambda: hop.hellos, hop.serve)
-    monkeypatch.setattr(slipstream_ipc.transport.dealer, "PROTOCOL_VERSION", 1)
+    codec.version = 1
     hop.until(lambda: hop.answers[attacher])
     (refusal,) = hop.answers[attacher]
     assert isinstance(refusal, AttachRefused)
     assert "999" in refusal.fault.message
     assert not attacher.is_attached
+
+
+def test_the_hop_of_a_core_has_a_version_of_its_own(hop: Any) -> None:
+    """A worker of another release is refused by its core, whatever clients speak."""
+    assert worker_codec().version == core_codec().version == CORE_HOP_VERSION
+    assert client_codec().version == front_codec().version == PROTOCOL_VERSION
+    attacher = hop.attacher(codec=worker_codec())
+    hop.until(lambda: hop.answers[attacher])
+    assert f"version {CORE_HOP_VERSION}" in hop.answers[attacher][0].fault.message
 
 
 @pytest.mark.parametrize("identity", [b"", b"x" * 65])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from tests.helpers.admits import admit_of, with_fields
 
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.errors import ProtocolError
@@ -21,6 +22,7 @@ from slipstream_ipc.messages import (
     LogprobColumns,
     OtherAdmit,
     ReasoningIds,
+    RequestSpec,
     RequestTrace,
     SamplingParams,
     TraceContext,
@@ -29,6 +31,7 @@ from slipstream_ipc.transport import shared_prompts
 from slipstream_ipc.transport.codec import core_codec, worker_codec
 from slipstream_ipc.transport.shared_prompts import joined, registrations_of
 
+FIELDS = dict.fromkeys((*Admit.__struct_fields__, *RequestSpec.__struct_fields__))
 LOGPROBS = LogprobColumns(1, pack_f32([-0.5]), pack_u32([7]), pack_u32([1]))
 
 
@@ -45,8 +48,8 @@ def sent(admits: Sequence[Admit]) -> list[Admit]:
 
 def answers(num: int, prompt: bytes = bytes(4000)) -> list[Admit]:
     return [
-        Admit(
-            *(bytes([n]) * 16, prompt, SamplingParams(seed=n, temperature=0.5), (2,), n, 30),
+        admit_of(
+            *(bytes([n]) * 16, prompt, SamplingParams(temperature=0.5), (2,), n, 30),
             handle=n,
             fingerprint=bytes([n]),
         )
@@ -57,10 +60,8 @@ def answers(num: int, prompt: bytes = bytes(4000)) -> list[Admit]:
 @st.composite
 def registrations(draw: st.DrawFn) -> Admit:
     seed = draw(st.integers(-2, 2))
-    params = SamplingParams(
-        seed=draw(st.sampled_from([None, seed])), max_tokens=draw(st.sampled_from([None, 5]))
-    )
-    return Admit(
+    params = SamplingParams(max_tokens=draw(st.sampled_from([None, 5])))
+    return admit_of(
         draw(st.binary(min_size=16, max_size=16)),
         draw(st.sampled_from([bytes(4), bytes(8), b"abcd"])),
         params,
@@ -98,15 +99,15 @@ def test_others_are_bounded_in_number_and_bytes() -> None:
         assert [1 + len(body.others) for body in sent(large)] == [3, 3, 3, 1]
 
 
-@pytest.mark.parametrize("field", [name for name in Admit.__struct_fields__ if name != "others"])
+@pytest.mark.parametrize("field", [name for name in FIELDS if name not in ("others", "spec")])
 def test_every_field_is_an_answers_own_or_has_to_be_alike(field: str) -> None:
     words = {"bad_word_ids": pack_u32([1, 2]), "bad_word_counts": pack_u32([1, 1])}
-    first, second = (structs.replace(each, **words) for each in answers(2))
+    first, second = (with_fields(each, **words) for each in answers(2))
     value = {
         "bad_word_ids": pack_u32([1, 3]),
         "bad_word_counts": pack_u32([2]),
         "prompt_ids": b"1234" * 1000,
-        "params": SamplingParams(seed=1, temperature=0.6),
+        "params": SamplingParams(temperature=0.6),
         "stop_token_ids": (3,),
         "logprobs": LOGPROBS,
         "prompt_logprobs": LOGPROBS,
@@ -120,10 +121,11 @@ def test_every_field_is_an_answers_own_or_has_to_be_alike(field: str) -> None:
         "trace": RequestTrace(TraceContext(bytes(16)), "chat", 1.5),
         "changed_turns": ("system-first",),
         "left_out": ("/properties/other/pattern",),
-    }.get(field, b"otherothe0123456" if isinstance(getattr(second, field), bytes) else 5)
-    if field == "seed":
-        second = structs.replace(second, params=structs.replace(second.params, seed=5))
-    second = structs.replace(second, **{field: value})
+    }.get(field)
+    if value is None:
+        before = getattr(second if field in Admit.__struct_fields__ else second.spec, field)
+        value = b"otherothe0123456" if isinstance(before, bytes) else 5
+    second = with_fields(second, **{field: value})
     messages = sent([first, second])
     assert [each for body in messages for each in registrations_of(body)] == [first, second]
     assert len(messages) == (1 if field in OtherAdmit.__struct_fields__ else 2)

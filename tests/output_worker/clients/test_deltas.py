@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.helpers.admits import admit_of
 
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
-from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams
+from slipstream_ipc.messages import LogprobColumns, SamplingParams
 from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_worker.clients import deltas
@@ -33,7 +34,7 @@ def columns() -> StreamColumns:
 def new(columns: StreamColumns, *, interval: int = 1, logprobs: int | None = None) -> WorkerStream:
     """A running stream that reader 7 reads from the start."""
     params = SamplingParams(logprobs=logprobs, stream_interval=interval)
-    admit = Admit(b"", pack_u32([1]), params, (), 0, 100_000)
+    admit = admit_of(b"", pack_u32([1]), params, (), 0, 100_000)
     stream = WorkerStream(b"s", Stage.RUNNING, registration=admit, interval=interval)
     stream.output = open_output(admit, FACTORY)
     stream.reader = Reader(b"client", 7)

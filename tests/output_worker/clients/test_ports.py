@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.helpers.admits import admit_of
 from tests.output_worker.clients.test_readers import FACTORY, START, World
 
 from slipstream_ipc.columns import pack_u32, u32
-from slipstream_ipc.messages import Accepted, Admit, Deltas, SamplingParams, Tokenized
+from slipstream_ipc.messages import Accepted, Deltas, SamplingParams, Tokenized
 from slipstream_ipc.transport.link import WINDOW
 from slipstream_worker.clients.ports import ClientPort
 from slipstream_worker.streams.registration import open_output
@@ -39,7 +40,7 @@ class Flooded(World):
     def another(self, handle: int) -> WorkerStream:
         """Another stream of the client, which is read and not accepted yet."""
         stream_id = b"s%d" % handle
-        admit = Admit(stream_id, pack_u32([1]), SamplingParams(), (), 0, 100)
+        admit = admit_of(stream_id, pack_u32([1]), SamplingParams(), (), 0, 100)
         stream = WorkerStream(stream_id, Stage.RUNNING, registration=admit)
         stream.output = open_output(admit, FACTORY)
         self.columns.open(stream, admit)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.admits import admit_of
 
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import Admit, Rejected, SamplingParams
+from slipstream_ipc.messages import Rejected, SamplingParams
 from slipstream_ipc.row_set import RowSet
 from slipstream_worker.clients import readers
 from slipstream_worker.clients.latency import RequestCounters
@@ -54,7 +55,7 @@ class World:
         link = SimpleNamespace(has_credit=True, num_unacked=0, take_receipts=list)
         session: Any = SimpleNamespace(identity=client, is_open=True, link=link)
         self.readers.attach_client(session)
-        admit = Admit(client, pack_u32([1]), SamplingParams(), (), 0, 100)
+        admit = admit_of(client, pack_u32([1]), SamplingParams(), (), 0, 100)
         stream = WorkerStream(client, Stage.RUNNING, registration=admit)
         stream.output = open_output(admit, FACTORY)
         self.columns.open(stream, admit)

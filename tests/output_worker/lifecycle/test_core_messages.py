@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from tests.helpers.admits import admit_of
 
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import Admit, End, ModelCard, Registered, SamplingParams, Step, Welcome
+from slipstream_ipc.messages import End, ModelCard, Registered, SamplingParams, Step, Welcome
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.lifecycle.answer_keeper import AnswerKeeper
@@ -61,7 +62,7 @@ class Told:
         )
 
     def registered(self, end: End) -> WorkerStream:
-        admit = Admit(
+        admit = admit_of(
             stream_id=b"a" * 16,
             prompt_ids=pack_u32([1, 2]),
             params=SamplingParams(detokenize=False),

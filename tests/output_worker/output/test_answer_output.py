@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.msgpack import encode
 from msgspec.structs import replace
+from tests.helpers.admits import admit_of
 
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.formats.answer_format import digest
@@ -100,7 +101,7 @@ class Case:
             tools=ANSWER.tools,
             options=AnswerOptions(stop_scope=self.scope),  # type: ignore[arg-type]
         )
-        return Admit(b"", pack_u32([5]), params, (EOS, STOP), 0, self.max_tokens, answer=answer)
+        return admit_of(b"", pack_u32([5]), params, (EOS, STOP), 0, self.max_tokens, answer=answer)
 
 
 def make(case: Case) -> AnswerOutput:
@@ -111,9 +112,9 @@ def make(case: Case) -> AnswerOutput:
 
 def plain(case: Case) -> StreamOutput:
     admit = case.admit
-    params = admit.params
+    params = admit.spec.params
     return open_output(
-        Admit(b"", admit.prompt_ids, params, admit.stop_token_ids, 0, admit.max_tokens), FACTORY
+        admit_of(b"", admit.prompt_ids, params, admit.stop_token_ids, 0, admit.max_tokens), FACTORY
     )
 
 
@@ -501,7 +502,7 @@ def test_a_stop_id_that_ends_a_call_is_read(include: bool, skips: bool) -> None:
     params = SamplingParams(include_stop_str_in_output=include, skip_special_tokens=skips)
     call = vocabulary.index("<|call|>")
     answer = AnswerSettings("harmony", digest(harmony), tools='{"f": {}}')
-    admit = Admit(b"", pack_u32([7]), params, (call,), 0, 99, answer=answer)
+    admit = admit_of(b"", pack_u32([7]), params, (call,), 0, 99, answer=answer)
     output = open_output(admit, factory)
     assert isinstance(output, AnswerOutput)
     assert output.push(token_ids)
@@ -620,7 +621,7 @@ def test_every_unit_fits_into_a_message(
     factory = TableDetokenizerFactory(TokenTable(mode="bytelevel", pieces=texts, special=[]), {})
     answer_format = find_format(name)
     settings = AnswerSettings(answer_format.name, digest(answer_format), tools=tools)
-    admit = Admit(b"", pack_u32([0]), SamplingParams(), (), 0, 9999, answer=settings)
+    admit = admit_of(b"", pack_u32([0]), SamplingParams(), (), 0, 9999, answer=settings)
     output = open_output(admit, factory)
     assert isinstance(output, AnswerOutput)
     output.push([0, *[1] * 1200, 2])

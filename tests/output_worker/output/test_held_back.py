@@ -13,11 +13,13 @@ from os.path import commonprefix
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.helpers.compiled_tables import BYTE_KINDS, KINDS, Compiled
 
 # a fixture
+from tests.helpers.admits import admit_of
+from tests.helpers.compiled_tables import BYTE_KINDS, KINDS, Compiled
+
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import Admit, SamplingParams
+from slipstream_ipc.messages import SamplingParams
 from slipstream_worker.clients import deltas
 from slipstream_worker.detokenizer import window
 from slipstream_worker.detokenizer.factory import Detokenizer, TableDetokenizerFactory
@@ -72,7 +74,7 @@ def test_a_blank_and_two_bytes_of_a_character_again_and_again(stops: tuple[str, 
 def test_its_reader_gets_each_of_them() -> None:
     columns = StreamColumns(FACTORY.fast_table)
     stream = WorkerStream(bytes(16), Stage.RUNNING)
-    admit = Admit(bytes(16), pack_u32([WHOLE]), SamplingParams(), (), 0, FOREVER)
+    admit = admit_of(bytes(16), pack_u32([WHOLE]), SamplingParams(), (), 0, FOREVER)
     stream.output = output_of(FACTORY.create([WHOLE], False))
     stream.reader = Reader(b"client", 1)
     columns.open(stream, admit)

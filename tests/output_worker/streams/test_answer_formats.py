@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.helpers.admits import admit_of
 from tests.helpers.answers import delimiter_tokens, divide, join, read, to_items
 
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.formats.answer_format import digest
 from slipstream_ipc.formats.table import CALLS, REASONING, WHOLE, compose, find_format
 from slipstream_ipc.formats.tool_types import encode_tool_types
-from slipstream_ipc.messages import Admit, AnswerEvent, AnswerSettings, EventKind, SamplingParams
+from slipstream_ipc.messages import AnswerEvent, AnswerSettings, EventKind, SamplingParams
 from slipstream_ipc.row_set import RowSet
 from slipstream_lab.formats.rendering import RENDERINGS, SampleCall, format_of, render
 from slipstream_worker.clients import deltas
@@ -60,7 +61,7 @@ def test_columns_give_the_events_of_the_whole(
         answer_format.name, digest(answer_format), tools=encode_tool_types(TYPES)
     )
     params = SamplingParams(skip_special_tokens=skips)
-    admit = Admit(b"", pack_u32([]), params, (), 0, 10**6, answer=answer)
+    admit = admit_of(b"", pack_u32([]), params, (), 0, 10**6, answer=answer)
     columns = StreamColumns(factory.fast_table)
     stream = WorkerStream(b"", Stage.RUNNING, registration=admit)
     stream.output, stream.reader = open_output(admit, factory), Reader(b"client", 0)
@@ -113,7 +114,7 @@ def test_the_workers_calls_have_mistrals_ids() -> None:
     words = ["[TOOL_CALLS]", "f", "{}", "[TOOL_CALLS]", "g", "{}"]
     table = TokenTable("bytelevel", tuple(word.encode() for word in words), ())
     factory = TableDetokenizerFactory(table, {})
-    admit = Admit(stream_id, pack_u32([]), SamplingParams(), (), 0, 10**6, answer=answer)
+    admit = admit_of(stream_id, pack_u32([]), SamplingParams(), (), 0, 10**6, answer=answer)
     output = open_output(admit, factory)
     output.push(range(len(words)))
     output.finish("length")

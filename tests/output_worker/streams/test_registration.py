@@ -17,6 +17,7 @@ from slipstream_ipc.messages import (
     ModelCard,
     OtherAnswer,
     ReasoningIds,
+    RequestSpec,
     SamplingParams,
     StructuredOutputs,
     Submit,
@@ -38,9 +39,9 @@ def test_allowed_ids_are_registered_once_each() -> None:
     """However often a client lists one, it travels to the core and is kept there once."""
     for given, expected in (((5,) * 300_000, (5,)), ((9, 3, 9, 7), (3, 7, 9))):
         submit = submission(allowed_token_ids=given)
-        params = Submission(submit).params(submit)
-        admit = register(submit, PROMPT, b"c", CARD, params=params, fingerprint=b"")
-        assert admit.params.allowed_token_ids == expected
+        spec = Submission(submit).spec_of(submit)
+        admit = register(submit, PROMPT, b"c", CARD, spec=spec, fingerprint=b"")
+        assert admit.spec.params.allowed_token_ids == expected
 
 
 @pytest.mark.parametrize(
@@ -103,8 +104,9 @@ def test_whom_a_stream_is_for_is_registered_and_part_of_no_fingerprint() -> None
     claimed = structs.replace(submit, tenant=b"t")
     assert len({Submission(one).fingerprint(one) for one in (submit, claimed)}) == 1
     for one, tenant in ((submit, b"c"), (claimed, b"t")):
-        params = Submission(one).params(one)
-        assert register(one, PROMPT, b"c", CARD, params=params, fingerprint=b"").tenant == tenant
+        spec = Submission(one, b"c").spec_of(one)
+        admit = register(one, PROMPT, b"c", CARD, spec=spec, fingerprint=b"")
+        assert admit.spec.tenant == tenant
 
 
 def test_how_an_answer_is_read_is_part_of_its_fingerprint() -> None:
@@ -120,11 +122,9 @@ def test_events_need_text() -> None:
     answer = AnswerSettings("qwen3+hermes", b"")
     for detokenize in (True, False):
         submit = submission(detokenize=detokenize)
-        params = Submission(submit).params(submit)
+        spec = Submission(submit).spec_of(submit)
         with pytest.raises(BadRequest) if not detokenize else contextlib.nullcontext():
-            admit = register(
-                submit, PROMPT, b"c", CARD, params=params, fingerprint=b"", answer=answer
-            )
+            admit = register(submit, PROMPT, b"c", CARD, spec=spec, fingerprint=b"", answer=answer)
             assert admit.answer == answer
 
 
@@ -155,26 +155,26 @@ def test_a_forced_call_alone_decides_the_form(choice: str, params: dict[str, Any
 def test_the_grammar_of_a_forced_call_is_the_cores_alone() -> None:
     submit = structs.replace(submission(), answer=AnswerOptions("required"))
     found = Submission(submit)
-    params, fingerprint = found.params(submit), found.fingerprint(submit)
+    spec, fingerprint = found.spec_of(submit), found.fingerprint(submit)
     admit = register(
         submit,
         PROMPT,
         b"c",
         CARD,
-        params=params,
+        spec=spec,
         fingerprint=fingerprint,
         answer=AnswerSettings("none+hermes", b""),
         call_grammar='start: "x"',
     )
-    assert admit.params.structured_outputs == StructuredOutputs(grammar='start: "x"')
-    assert params.structured_outputs is None
+    assert admit.spec.params.structured_outputs == StructuredOutputs(grammar='start: "x"')
+    assert spec.params.structured_outputs is None
     with pytest.raises(BadRequest, match="that ends the answer"):
         register(
             submit,
             PROMPT,
             b"c",
             CARD,
-            params=structs.replace(params, ignore_eos=True),
+            spec=structs.replace(spec, params=structs.replace(spec.params, ignore_eos=True)),
             fingerprint=fingerprint,
             answer=AnswerSettings("none+hermes", b"", options=AnswerOptions("required")),
             call_grammar='start: "x"',
@@ -192,11 +192,11 @@ def test_the_grammar_of_a_free_answer_yields_to_the_request() -> None:
             PROMPT,
             b"c",
             CARD,
-            params=SamplingParams(**params),
+            spec=RequestSpec(SamplingParams(**params)),
             fingerprint=b"",
             answer=AnswerSettings("none+llama3_json", b""),
             call_grammar='start: "x"',
-        ).params.structured_outputs
+        ).spec.params.structured_outputs
 
     assert registered() == StructuredOutputs(grammar='start: "x"')
     own = StructuredOutputs(regex="a")
@@ -216,11 +216,11 @@ def test_a_target_of_reasoning_is_a_budget_where_one_can_be_kept() -> None:
             PROMPT,
             b"c",
             CARD,
-            params=SamplingParams(**params),
+            spec=RequestSpec(SamplingParams(**params)),
             fingerprint=b"",
             answer=AnswerSettings("qwen3+none", b"", options=options),
             reasoning=reasoning,
-        ).params.thinking_token_budget
+        ).spec.params.thinking_token_budget
 
     ids = ReasoningIds("start", begins=(5,), ends=(6,))
     assert budget(ids) == 7

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from slipstream_ipc.messages import Submit
+from slipstream_ipc.messages import RequestSpec, SamplingParams
 from slipstream_worker.streams import retention as module
 from slipstream_worker.streams.retention import ABORTED, Retention
 from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
@@ -70,7 +70,7 @@ def test_only_its_own_scope_is_told_that_a_stream_is_gone(*, is_aborted: bool) -
     streams = WorkerStreamTable()
     keeping = Retention(streams, grace_s=0.0)
     stream = ended(streams, keeping)
-    stream.submit = Submit(1, stream.stream_id, b"", scope=b"one")
+    stream.asked = RequestSpec(SamplingParams(), scope=b"one")
     if is_aborted:
         keeping.aborted(stream)
     else:

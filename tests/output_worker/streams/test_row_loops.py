@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.admits import admit_of
 
 from slipstream_ipc.columns import check_deltas, pack_u32
 from slipstream_ipc.formats.answer_format import digest
@@ -70,7 +71,7 @@ def registrations(draw: st.DrawFn) -> Admit:
     stops = draw(st.sampled_from([(), (EOS,), (2,)]))
     answer = draw(st.sampled_from([None, AnswerSettings(FORMAT.name, digest(FORMAT))]))
     most = draw(st.integers(1, 30))
-    return Admit(b"", pack_u32([1]), params, stops, 0, most, answer=answer)
+    return admit_of(b"", pack_u32([1]), params, stops, 0, most, answer=answer)
 
 
 class World:
@@ -89,7 +90,7 @@ class World:
     def opened(self, number: int, admit: Admit) -> WorkerStream:
         stream = WorkerStream(bytes([number]), Stage.RUNNING, registration=admit)
         stream.output = open_output(admit, FACTORY)
-        stream.interval = admit.params.stream_interval
+        stream.interval = admit.spec.params.stream_interval
         stream.reader = Reader(b"client", 100 + number)
         self.columns.open(stream, admit)
         self.columns.handles[stream.worker_row] = 100 + number
@@ -167,7 +168,7 @@ def test_both_loops_give_the_same_messages(data: st.DataObject) -> None:
 
 
 def test_a_long_history_goes_over_pages_and_columns_grow() -> None:
-    admits = [Admit(b"", pack_u32([1]), SamplingParams(), (), 0, 10_000)] * 70  # they grow at 64
+    admits = [admit_of(b"", pack_u32([1]), SamplingParams(), (), 0, 10_000)] * 70  # they grow at 64
     worlds = [World(admits, loops) for loops in BOTH]
     for step in range(200):
         spans = [[1 + (step + n) % 4] for n in (0, 69)]
@@ -180,7 +181,7 @@ def test_a_long_history_goes_over_pages_and_columns_grow() -> None:
 
 
 def test_more_than_a_message_holds_is_cut_alike() -> None:
-    admits = [Admit(b"", pack_u32([1]), SamplingParams(), (), 0, 10**7)] * 3
+    admits = [admit_of(b"", pack_u32([1]), SamplingParams(), (), 0, 10**7)] * 3
     worlds = [World(admits, loops) for loops in BOTH]
     for world in worlds:
         for stream in world.streams:
@@ -232,7 +233,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "arguments", "error"), WRONG)
 def test_what_does_not_fit_is_refused_and_changes_nothing(name: str, arguments, error) -> None:
-    world = World([Admit(b"", pack_u32([1]), SamplingParams(), (), 0, 10)])
+    world = World([admit_of(b"", pack_u32([1]), SamplingParams(), (), 0, 10)])
     if isinstance(world.columns.loops, ReferenceLoops):
         pytest.skip("there is no C compiler, or there are no headers of Python")
     before = world.state()

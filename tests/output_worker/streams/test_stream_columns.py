@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.admits import admit_of
 
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.formats.answer_format import digest
@@ -90,7 +91,7 @@ def registrations(draw: st.DrawFn) -> Admit:
     eos = draw(st.sampled_from([(), (EOS,)]))
     options = AnswerOptions(stop_scope=draw(st.sampled_from(["content", "content", "all"])))
     answer = AnswerSettings(FORMAT.name, digest(FORMAT), options=options)
-    return Admit(
+    return admit_of(
         stream_id=b"",
         prompt_ids=pack_u32(draw(st.sampled_from([[1], [1, 5]]))),
         params=params,
@@ -119,7 +120,7 @@ def test_both_ways_give_what_one_output_gives(data: st.DataObject) -> None:
     for number, admit in enumerate(admits):
         stream = WorkerStream(bytes([number]), Stage.RUNNING, registration=admit)
         stream.output = open_output(admit, FACTORY)
-        stream.interval = admit.params.stream_interval
+        stream.interval = admit.spec.params.stream_interval
         stream.reader = Reader(b"client", number)
         columns.open(stream, admit)
         columns.handles[stream.worker_row] = number
@@ -148,7 +149,7 @@ def test_both_ways_give_what_one_output_gives(data: st.DataObject) -> None:
         assert copy.is_ended == (oracle.end is not None)
         assert stream.output is not None
         assert stream.output.end == oracle.end
-        wanted = stream.registration.params.logprobs is not None
+        wanted = stream.registration.spec.params.logprobs is not None
         if isinstance(oracle, AnswerOutput):
             assert joined_events(copy.events) == listed(
                 oracle.event_log.events_between(START, end), copy.text
@@ -272,7 +273,7 @@ def test_what_is_harmless_is_learnt_for_each_set_of_stop_strings(monkeypatch) ->
     columns = StreamColumns(FACTORY.fast_table)
 
     def new(*stops: str) -> WorkerStream:
-        admit = Admit(b"", pack_u32([1]), SamplingParams(stop=stops), (), 0, 99)
+        admit = admit_of(b"", pack_u32([1]), SamplingParams(stop=stops), (), 0, 99)
         stream = WorkerStream(
             b"", Stage.RUNNING, registration=admit, output=open_output(admit, FACTORY)
         )
@@ -313,7 +314,7 @@ def test_what_is_harmless_is_learnt_for_each_set_of_stop_strings(monkeypatch) ->
 )
 def test_plain_tokens_of_one_kind_need_no_check(before: list[int], kind: int) -> None:
     columns = StreamColumns(FACTORY.fast_table)
-    admit = Admit(b"", pack_u32([1]), SamplingParams(stop=("b",)), (), 0, 99, answer=ANSWER)
+    admit = admit_of(b"", pack_u32([1]), SamplingParams(stop=("b",)), (), 0, 99, answer=ANSWER)
     stream = WorkerStream(b"", Stage.RUNNING, registration=admit)
     stream.output, stream.reader = open_output(admit, FACTORY), Reader(b"client", 0)
     columns.open(stream, admit)
@@ -344,7 +345,7 @@ def test_plain_tokens_of_one_kind_need_no_check(before: list[int], kind: int) ->
 
 def test_an_id_beyond_the_vocabulary_has_no_text_where_none_is_wanted() -> None:
     columns = StreamColumns(FACTORY.fast_table)
-    admit = Admit(b"", pack_u32([1]), SamplingParams(detokenize=False), (), 0, 9)
+    admit = admit_of(b"", pack_u32([1]), SamplingParams(detokenize=False), (), 0, 9)
     stream = WorkerStream(b"", Stage.RUNNING, registration=admit, reader=Reader(b"client", 0))
     stream.output = open_output(admit, FACTORY)
     columns.open(stream, admit)
@@ -360,7 +361,7 @@ def test_an_id_beyond_the_vocabulary_has_no_text_where_none_is_wanted() -> None:
 
 def test_worker_rows_are_taken_again_and_keep_nothing() -> None:
     columns = StreamColumns(FACTORY.fast_table)
-    admit = Admit(b"", pack_u32([1]), SamplingParams(stop=("b",)), (EOS,), 0, 9)
+    admit = admit_of(b"", pack_u32([1]), SamplingParams(stop=("b",)), (EOS,), 0, 9)
     for _ in range(3):
         some = [WorkerStream(bytes([n]), Stage.RUNNING, registration=admit) for n in range(100)]
         for stream in some:

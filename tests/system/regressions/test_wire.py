@@ -21,7 +21,6 @@ import slipstream_ipc.transport.channel
 import slipstream_ipc.transport.dealer
 from slipstream_ipc.columns import check_deltas
 from slipstream_ipc.messages import (
-    PROTOCOL_VERSION,
     AttachRefused,
     Frame,
     Hello,
@@ -87,7 +86,7 @@ def test_pickles_to_a_server_are_refused_cve_2024_11041_2025_32444_2026_3059_306
         return len(answers)
 
     if is_attached:
-        socket.send(msgspec.msgpack.encode(Frame(1, 0, 0, Hello(PROTOCOL_VERSION, b"somebody"))))
+        socket.send(msgspec.msgpack.encode(Frame(1, 0, 0, Hello(codec.version, b"somebody"))))
         stack.until(lambda: num_answers() > 0 and isinstance(answers.pop(0), Welcome))
     made = tmp_path / "made"
     sent = 0
@@ -121,7 +120,7 @@ def test_pickles_from_a_server_are_refused_cve_2025_30165(
         route, _ = router.recv_multipart()
         if is_attached:
             card = ModelCard("m", "/nowhere", 10, 10, ())
-            welcome = Frame(hop.epoch, 0, 0, Welcome(PROTOCOL_VERSION, card))
+            welcome = Frame(hop.epoch, 0, 0, Welcome(codec.version, card))
             router.send_multipart([route, msgspec.msgpack.encode(welcome)])
         sent = list(payloads(made))
         for payload in sent:

@@ -12,7 +12,7 @@ from slipstream.cli.keys import add_client, add_front, make_folder
 from slipstream_core.scheduler.waiting_queue import WaitingQueue
 from slipstream_ipc.messages import Cancel, Locate, Submit, Tokenize
 from slipstream_ipc.transport.curve import Access, load_client_keys
-from slipstream_ipc.validation.sampling_params import MAX_PRIORITY
+from slipstream_ipc.validation.request_spec import MAX_PRIORITY
 
 
 @pytest.mark.parametrize("dies", ["nobody", "worker", "core", "both"])
@@ -57,7 +57,7 @@ def test_whom_a_stream_is_for_outlives_everybody(make_stack) -> None:
     stack.kill_worker()
     stack.start_worker()
     stack.until(lambda: len(stack.worker.streams) == 3)
-    found = sorted(it.registration.tenant for it in stack.worker.streams.all())
+    found = sorted(it.registration.spec.tenant for it in stack.worker.streams.all())
     assert found == expected
 
 
@@ -83,7 +83,7 @@ def test_over_tcp_a_tenant_is_a_key_however_many_clients_have_it(
     streams.append(clients[0].submit("names none", max_tokens=400))
     expected.append(mine.pair.public)
     stack.until(lambda: all(it.accepted for it in streams))
-    found = {it.stream_id: it.registration.tenant for it in stack.worker.streams.all()}
+    found = {it.stream_id: it.registration.spec.tenant for it in stack.worker.streams.all()}
     assert [found[it.stream_id] for it in streams] == expected
     stack.prompts.is_held = True
     for client in clients:
@@ -150,7 +150,7 @@ def test_a_tenant_shares_no_cache_with_another_unless_all_do(make_stack, shares:
         stack.until(lambda: it.is_over)
         return it.end.num_cached_tokens, stack.worker.streams.get(
             it.stream_id
-        ).registration.cache_salt
+        ).registration.spec.cache_salt
 
     assert ended(b"one")[0] == 0
     again, salt = ended(b"one")
@@ -173,8 +173,8 @@ def test_over_tcp_a_keys_priority_counts_among_its_own_requests(make_stack, tmp_
         it = client.submit("x", max_tokens=2)
         client._waiting[-1] = structs.replace(client._waiting[-1], priority=-5)
         stack.until(lambda: it.is_over)  # noqa: B023  (it is over before the next one)
-        registration = stack.worker.streams.get(it.stream_id).registration
-        found.append((registration.priority, registration.own_priority))
+        spec = stack.worker.streams.get(it.stream_id).spec
+        found.append((spec.priority, spec.own_priority))
     assert found == [(0, -5), (-5, 0)]
 
 

@@ -19,6 +19,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.outputs import Delta
 from slipstream.prompt_logprobs import PromptPieces
 from slipstream_ipc.messages import End, Resume, Submit, TraceContext, TurnChanges
+from slipstream_ipc.validation.request_spec import among_own
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -87,8 +88,7 @@ class StreamState:
                 self.resubmittable, tenant=tenant, label=label, trace=trace, scope=tenant
             )
             if not has_priority:
-                own = self.resubmittable.priority
-                self.resubmittable = replace(self.resubmittable, priority=0, own_priority=own)
+                self.resubmittable = among_own(self.resubmittable)
             if is_first:
                 self.request = self.resubmittable
         if isinstance(self.request, Resume):

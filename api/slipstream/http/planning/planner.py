@@ -8,7 +8,9 @@ import secrets
 import time
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, cast
+
+from msgspec.structs import asdict
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError, of_prompt
@@ -27,6 +29,7 @@ from slipstream.request.prompts import Prompt
 from slipstream.request.requests import checked_cache_key, checked_params, new_submits
 from slipstream_ipc.messages import (
     AnswerOptions,
+    AskedOptions,
     ModelCard,
     SamplingDefaults,
     SamplingParams,
@@ -46,7 +49,6 @@ _GUIDED = {
     "guided_grammar": "grammar",
     "guided_json_object": "json_object",
 }
-_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _OF_A_PROMPT = ("prompt", "prompt_token_ids", "max_tokens")
 _PASSED_APART = ("max_tokens", "prompt_logprobs")  # endpoints compute them
 _SAMPLING = tuple(
@@ -79,6 +81,7 @@ def plan_answer(
     options = body.stream_options or StreamOptions()
     stream_ids = iter(answer_id.stream_ids())
     cache_key = checked_cache_key(body.prompt_cache_key)
+    asked = cast(AskedOptions, {name: getattr(body, name) for name in AskedOptions.__annotations__})
     states: list[StreamState] = []
     for number, prompt in enumerate(prompts):
         try:
@@ -86,11 +89,10 @@ def plan_answer(
                 prompt,
                 answers,
                 stream_ids=list(islice(stream_ids, len(answers))),
-                priority=body.priority or 0,
-                cache_salt=body.cache_salt,
                 model=model,
                 template=template,
                 answer=answer,
+                **asked,
             )
         except BadRequestError as error:
             if len(prompts) > 1 and error.field in _OF_A_PROMPT:
@@ -201,7 +203,7 @@ def _response_form(
 
 def model_defaults(defaults: SamplingDefaults) -> dict[str, Any]:
     """The model's default sampling parameters, those that are set."""
-    return {name: value for name in _DEFAULTS if (value := getattr(defaults, name)) is not None}
+    return {name: value for name, value in asdict(defaults).items() if value is not None}
 
 
 def check_not_streamed(

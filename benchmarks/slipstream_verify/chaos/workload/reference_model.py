@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from slipstream.request.requests import new_submit
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import Admit, ModelCard
+from slipstream_ipc.messages import Admit, ModelCard, RequestSpec
 from slipstream_verify.chaos.workload.chaos_workload import ChaosRequest
 from slipstream_worker.streams.registration import register
 
@@ -64,7 +64,7 @@ class ReferenceModel:
         submit = new_submit(request.prompt, request.params, stream_id=request.stream_id)
         admit = register(
             *(submit, pack_u32(list(prompt_ids)), b"", self._card),
-            params=request.params,
+            spec=RequestSpec(request.params),
             fingerprint=b"",
         )
         allowed = self._allowed(admit, token_ids)
@@ -81,7 +81,7 @@ class ReferenceModel:
 
     def _allowed(self, admit: Admit, token_ids: Sequence[int]) -> torch.Tensor | None:
         """The tokens that the request's grammar allows, bool [N, vocab]; None without a grammar."""
-        if admit.params.structured_outputs is None:
+        if admit.spec.params.structured_outputs is None:
             return None
         from slipstream_verify.chaos.workload.grammar_masks import GrammarMasks
 
@@ -106,7 +106,7 @@ def margins_of(
 
     from slipstream_core.sampling.noise import exponential, row_keys
 
-    params = admit.params
+    params = admit.spec.params
     num = len(token_ids)
     ids = torch.tensor(token_ids)[:, None]
     allowed = logits.clone()

@@ -302,7 +302,7 @@ def test_a_prompt_travels_once_for_all_of_its_answers() -> None:
     asked = [each for body in hop.sent if isinstance(body, Submit) for each in answers_of(body)]
     assert [each.stream_id for each in asked] == [s.stream_id for s in (single, *states)]
     assert [each.handle for each in asked] == [s.handle for s in (single, *states)]
-    assert [Submission(each).params(each).seed for each in asked] == [
+    assert [Submission(each).spec_of(each).params.seed for each in asked] == [
         *(None, *range(7, 135), None, None, None)
     ]
     assert all(state.was_sent for state in states)

@@ -1,0 +1,103 @@
+"""A Submit's fields and its spec's: each arrives, and each tells two requests apart or is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import Raw, structs
+
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import (
+    AnswerOptions,
+    AskedOptions,
+    KeepOptions,
+    RequestSpec,
+    SamplingParams,
+    Submit,
+)
+from slipstream_ipc.validation.request_spec import among_own, check_spec, content_of, spec_of
+
+SUBMIT = Submit(1, bytes(16), Raw(), text="x")
+PARAMS = SamplingParams(temperature=0.5, seed=3)
+OTHERS: dict[str, Any] = {
+    "label": "another",
+    "priority": 7,
+    "own_priority": 7,
+    "cache_salt": "another",
+    "tenant": b"another",
+    "scope": b"another",
+    "answer": AnswerOptions(stop_scope="all"),
+    "keep": KeepOptions(b"a record"),
+}
+FIELDS = [name for name in RequestSpec.__struct_fields__ if name != "params"]
+
+
+def test_a_spec_is_a_submits_fields() -> None:
+    defaults = {each.name: each.default for each in structs.fields(Submit)}
+    own = {each.name: each.default for each in structs.fields(RequestSpec)}
+    assert {name: own[name] for name in FIELDS} == {name: defaults[name] for name in FIELDS}
+    assert set(AskedOptions.__annotations__) <= set(FIELDS)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_each_field_arrives(field: str) -> None:
+    plain = spec_of(SUBMIT, PARAMS)
+    spec = spec_of(structs.replace(SUBMIT, **{field: OTHERS[field]}), PARAMS)
+    assert spec == structs.replace(plain, **{field: OTHERS[field]})
+    is_of_content = field in ("priority", "cache_salt", "answer")
+    assert (content_of(spec) != content_of(plain)) == is_of_content
+
+
+def test_params_but_their_seed_are_content() -> None:
+    plain = spec_of(SUBMIT, PARAMS)
+    seeded = structs.replace(plain, params=structs.replace(PARAMS, seed=4))
+    hotter = structs.replace(plain, params=structs.replace(PARAMS, temperature=0.6))
+    assert content_of(plain) == content_of(seeded) != content_of(hotter)
+
+
+def test_a_client_is_the_tenant_of_what_names_none() -> None:
+    assert spec_of(SUBMIT, PARAMS, b"client").tenant == b"client"
+    named = structs.replace(SUBMIT, tenant=b"t")
+    assert spec_of(named, PARAMS, b"client").tenant == b"t"
+
+
+def test_tenants_that_share_no_prefixes_have_salts_of_their_own() -> None:
+    salts = {
+        spec_of(
+            structs.replace(SUBMIT, tenant=tenant, cache_salt=salt), PARAMS, shares_prefixes=False
+        ).cache_salt
+        for tenant in (b"", b"a", b"b")
+        for salt in ("", "x")
+    }
+    assert len(salts) == 6
+    assert {"", "x"} < salts  # of no tenant's
+
+
+def test_a_priority_among_a_tenants_own() -> None:
+    urgent = structs.replace(SUBMIT, priority=-5)
+    assert among_own(urgent) == structs.replace(SUBMIT, own_priority=-5)
+    assert among_own(among_own(urgent)) == among_own(urgent)
+    both = structs.replace(urgent, own_priority=2)
+    assert among_own(both) == structs.replace(SUBMIT, own_priority=2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("label", "x" * 1025),
+        ("label", 3),
+        ("priority", 2**31),
+        ("priority", True),
+        ("own_priority", -(2**31)),
+        ("cache_salt", "x" * 1025),
+        ("cache_salt", 3),
+        ("keep", KeepOptions(bytes(2**20 + 1))),
+    ],
+)
+def test_what_is_not_allowed_is_named(field: str, value: object) -> None:
+    with pytest.raises(BadRequest) as caught:
+        check_spec(structs.replace(SUBMIT, **{field: value}))
+    assert caught.value.field == field.removeprefix("own_")
+    if field == "cache_salt":
+        assert "xxx" not in str(caught.value)
