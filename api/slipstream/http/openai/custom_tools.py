@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from slipstream.answers.tool_calls import ToolCallDelta
 from slipstream.http.api_errors import bad_field
 from slipstream.http.openai.ignored_fields import IgnoredFields
+from slipstream.http.openai.lark_regex import NotRegularError, regex_of_lark
 from slipstream_ipc.errors import shown
 from slipstream_ipc.messages import AnswerEvent, EventKind
 
@@ -44,8 +45,8 @@ Syntax = Literal["lark", "regex"]
 def function_of_custom(tool: dict[str, Any], where: str) -> dict[str, Any]:
     """The function that stands for a custom tool. where: the tool's place in the request.
 
-    A `regex` is the pattern of the argument, which forced calls keep to; a grammar in `lark` is
-    described to the model and not enforced. Raises: ApiError.
+    Its grammar is the pattern of the argument, which forced calls keep to; one in `lark` that is no
+    regular expression is described to the model alone. Raises: ApiError.
     """
     name, description = tool.get("name"), tool.get("description")
     if not (isinstance(name, str) and name):
@@ -55,8 +56,9 @@ def function_of_custom(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if grammar is not None:
         syntax, definition = grammar
         argument["description"] = f"The input of the tool: text of this {syntax}.\n{definition}"
-        if syntax == "regex":
-            argument["pattern"] = f"^(?:{definition})$"
+        pattern = _pattern_of(syntax, definition)
+        if pattern is not None:
+            argument["pattern"] = f"^(?:{pattern})$"
     parameters = {
         "type": "object",
         "properties": {INPUT: argument},
@@ -101,15 +103,24 @@ def name_unenforced(
     None and nothing does.
 
     path, where: the tool's place, as a header and as an error name it. is_forced: the answer is
-    calls, so a regular expression is enforced.
+    calls, so a pattern is enforced.
     """
     grammar = grammar_of(tool, where)
-    if grammar is None or (grammar[0] == "regex" and is_forced):
+    if grammar is None or (is_forced and _pattern_of(*grammar) is not None):
         return
     if ignored is None:
         what = f"{where}.format: got a grammar that is not enforced, allowed: text"
         raise bad_field(f"{where}.format", what)
     ignored.add(f"{path}custom.", "format", {})
+
+
+def _pattern_of(syntax: Syntax, definition: str) -> str | None:
+    if syntax == "regex":
+        return definition
+    try:
+        return regex_of_lark(definition)
+    except NotRegularError:
+        return None
 
 
 def arguments_of_input(text: str) -> str:

@@ -129,7 +129,7 @@ def name_left_out(
 ) -> None:
     """Add to `ignored` the tools that are left out, and the formats that nothing enforces.
 
-    is_forced: the answer is calls, so a regular expression is enforced. Raises ApiError where
+    is_forced: the answer is calls, so formats that are patterns are enforced. Raises ApiError where
     `ignored` is None and there is one.
     """
     for path, where, tool in _each(tools):

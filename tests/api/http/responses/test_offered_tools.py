@@ -24,6 +24,7 @@ G = {"type": "function", "name": "g", "description": "Gets."}
 PATCH = {"type": "custom", "name": "patch", "description": "Patches."}
 MULTI = {"type": "namespace", "name": "multi", "description": "For many.", "tools": [G, PATCH]}
 REGEX = {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"}
+NESTED = {"type": "grammar", "syntax": "lark", "definition": 'start: "(" start? ")"'}
 LARK = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
 
 
@@ -182,7 +183,9 @@ def test_allowed_tools_may_be_a_namespace() -> None:
     [
         (None, "auto", ""),
         ({"type": "text"}, "auto", ""),
-        (LARK, "required", "tools.custom.format"),
+        (LARK, "auto", "tools.custom.format"),
+        (LARK, "required", ""),
+        (NESTED, "required", "tools.custom.format"),
         (REGEX, "auto", "tools.custom.format"),
         (REGEX, "required", ""),
         (REGEX, {"type": "custom", "name": "patch"}, ""),
