@@ -9,7 +9,8 @@ import pytest
 
 PREFACE = """
 import os, signal, subprocess, sys, threading
-from slipstream_ipc.forked_process import CannotForkError, fork
+from slipstream_ipc.child import fork
+from slipstream_ipc.forked_process import CannotForkError
 """
 
 

@@ -25,7 +25,6 @@ import logging
 import os
 import selectors
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -63,8 +62,8 @@ from slipstream.stack.supervisor_process import (
     fork_supervisor,
     start_supervisor,
 )
+from slipstream_ipc.child import ChildProcess
 from slipstream_ipc.fork_server import Preload
-from slipstream_ipc.forked_process import ForkedProcess
 from slipstream_ipc.process import BEAT_S, SILENT_S, go_on_after_parent
 from slipstream_ipc.run_delay import RunDelay
 from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_REPLICA_VARIABLE
@@ -114,7 +113,7 @@ class FleetSupervisor:
                     self._loop(signals)
                 finally:
                     self._clean_up()
-        except (RuntimeDirectoryInUseError, OSError, subprocess.SubprocessError) as error:
+        except (RuntimeDirectoryInUseError, OSError) as error:
             self._exit_code = _FAILED
             self._report(StackFailed(str(error)))
         return self._exit_code
@@ -135,7 +134,7 @@ class FleetSupervisor:
             now = time.monotonic()
             self._check_beats(now)
             for stack in self._stacks:
-                if stack.process is not None and stack.process.poll() is not None:
+                if stack.process is not None and stack.process.ended() is not None:
                     self._on_exit(stack, now)
                 elif stack.due_at is not None and now >= stack.due_at:
                     self._start_again(stack, now)
@@ -252,7 +251,7 @@ class FleetSupervisor:
     def _start_again(self, stack: _SupervisedStack, now: float) -> None:
         try:
             self._start(stack)
-        except (OSError, subprocess.SubprocessError) as error:  # no memory, processes, descriptors
+        except OSError as error:  # no memory, processes, descriptors
             if stack.process is None:
                 self._on_loss(stack, now, 0.0, f"it could not be started: {error}")
             else:  # of a process that runs and cannot be followed
@@ -309,7 +308,7 @@ class FleetSupervisor:
     def _on_exit(self, stack: _SupervisedStack, now: float) -> None:
         assert stack.process is not None
         self._read_events(stack)  # its last words
-        code = stack.process.wait()
+        code = stack.process.reap()
         if stack.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # it did not take its config
                 stack.stdin.close()
@@ -355,8 +354,7 @@ class FleetSupervisor:
             _logger.info("SIGHUP: keys and certificates are read anew; serving goes on")
             for stack in self._stacks:
                 if stack.process is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(stack.process.pid, number)
+                    stack.process.send_signal(number)
             return
         if not self._is_ending:
             _logger.info("stopping (%s)", number.name)
@@ -375,8 +373,7 @@ class FleetSupervisor:
         for stack in self._stacks:
             stack.due_at = None
             if stack.process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(stack.process.pid, signal.SIGTERM)
+                stack.process.terminate()
 
     def _kill(self, stack: _SupervisedStack) -> None:
         if stack.process is not None:
@@ -387,8 +384,7 @@ class FleetSupervisor:
         self._close_zygote()
         for stack in self._stacks:
             if stack.process is not None:  # only after an error in this file
-                stack.process.kill()
-                stack.process.wait()
+                stack.process.reap()
             folder = Path(stack.plan.config.runtime_dir)
             remove_leftovers(folder)  # of one that was killed
             with contextlib.suppress(OSError):  # it has none, or foreign files
@@ -410,7 +406,7 @@ class _SupervisedStack:
         self.plan = plan
         self.name = plan.name
         self.policy = policy
-        self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
+        self.process: ChildProcess | None = None
         self.stdin: IO[bytes] | None = None  # which ends it
         self.events: LineReader | None = None
         self.started_at = 0.0

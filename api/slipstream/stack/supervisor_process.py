@@ -7,11 +7,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import shutil
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -25,7 +24,7 @@ from slipstream.stack.children.fork_client import ForkClient
 from slipstream.stack.children.line_pipe import LineReader
 from slipstream.stack.runtime_dir import remove_leftovers
 from slipstream.stack.supervisor_events import StackEvent, SupervisorConfig
-from slipstream_ipc.forked_process import ForkedProcess
+from slipstream_ipc.child import ChildProcess, execute, module_command, pipe
 from slipstream_ipc.messages import Fault
 from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_LEVEL_VARIABLE
 
@@ -113,7 +112,7 @@ class SupervisorProcess:
     def when_ended(self, callback: Callable[[], object]) -> None:
         """Call `callback` once, from a new thread, when it has ended for any reason."""
 
-        def wait(process: subprocess.Popen[bytes] | ForkedProcess) -> None:
+        def wait(process: ChildProcess) -> None:
             process.wait()
             callback()
 
@@ -145,60 +144,58 @@ class SupervisorProcess:
 class StartedSupervisor(NamedTuple):
     """A supervisor, what writes to its standard input, and what reads its standard output."""
 
-    process: subprocess.Popen[bytes] | ForkedProcess
+    process: ChildProcess
     stdin: IO[bytes]
     stdout_fd: int
 
 
 def start_supervisor(
-    environment: Mapping[str, str], before_exec: Callable[[], object] | None = None
+    environment: Mapping[str, str], before: Callable[[], object] | None = None
 ) -> StartedSupervisor:
-    """A supervisor with this environment, in a session of its own. before_exec: called in the new
-    process; for a process with one thread only. Raises: OSError.
+    """A supervisor with this environment, in a session of its own. before: see `execute`. Raises:
+    OSError.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", SUPERVISOR_MODULE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-        preexec_fn=before_exec,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    stdout_fd = os.dup(process.stdout.fileno())
-    process.stdout.close()
-    return StartedSupervisor(process, process.stdin, stdout_fd)
+
+    def start(stdin: int, stdout: int) -> ChildProcess:
+        command = module_command(SUPERVISOR_MODULE)
+        return execute(
+            command, environment, stdin=stdin, stdout=stdout, leads="session", before=before
+        )
+
+    started = _with_pipes(start)
+    assert started is not None
+    return started
 
 
 def fork_supervisor(zygote: ForkClient, environment: Mapping[str, str]) -> StartedSupervisor | None:
     """A supervisor with this environment, in a session of its own, as a fork of what `zygote` has
     imported; None where that is not a supervisor. Raises: OSError, as `ForkClient.fork` does.
     """
-    stdin, stdin_end = os.pipe2(os.O_CLOEXEC)
-    stdout_end, stdout = os.pipe2(os.O_CLOEXEC)
-    process = None
-    try:
-        process = zygote.fork(
-            SUPERVISOR_MODULE,
-            environment,
-            {0: stdin, 1: stdout, 2: _STANDARD_ERROR},
-            is_whole=True,
-            leads_session=True,
+
+    def start(stdin: int, stdout: int) -> ChildProcess | None:
+        streams = {0: stdin, 1: stdout, 2: _STANDARD_ERROR}
+        return zygote.fork(
+            SUPERVISOR_MODULE, environment, streams, is_whole=True, leads_session=True
         )
-    finally:
-        os.close(stdin)
-        os.close(stdout)
-        if process is None:
-            os.close(stdin_end)
-            os.close(stdout_end)
-    if process is None:
-        return None
-    return StartedSupervisor(process, os.fdopen(stdin_end, "wb"), stdout_end)
+
+    return _with_pipes(start)
+
+
+def _with_pipes(start: Callable[[int, int], ChildProcess | None]) -> StartedSupervisor | None:
+    """The supervisor that `start` starts with a standard input and output; None where it starts
+    none.
+    """
+    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        stdin, stdin_end = pipe(theirs, ours)
+        stdout_end, stdout = pipe(ours, theirs)
+        if (process := start(stdin, stdout)) is None:
+            return None
+        ours.pop_all()
+        return StartedSupervisor(process, os.fdopen(stdin_end, "wb"), stdout_end)
 
 
 def _stop(
-    process: subprocess.Popen[bytes] | ForkedProcess,
+    process: ChildProcess,
     stdin: IO[bytes],
     events: LineReader,
     folder: Path,
@@ -209,16 +206,13 @@ def _stop(
     if os.getpid() != owner:
         return  # in a fork of the process that owns the supervisor
     try:
-        stdin.close()  # tells the supervisor to stop
-        process.wait(_END_S)
-    except (subprocess.TimeoutExpired, BrokenPipeError):
-        pass
+        with contextlib.suppress(BrokenPipeError):
+            stdin.close()  # tells the supervisor to stop
+        process.reap(_END_S)  # where it is killed, its children die with it: see `Child`
     finally:
-        process.kill()  # its children die with it: see `Child`
-        process.wait()
         events.close()
         if removes_folder:
             shutil.rmtree(folder, ignore_errors=True)
-        elif (process.returncode or 0) < 0:  # killed before it could clean up
+        elif (process.ended() or 0) < 0:  # killed before it could clean up
             remove_leftovers(folder)
         at_end()

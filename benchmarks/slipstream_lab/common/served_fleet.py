@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from slipstream.client.client import Client
 from slipstream.client.endpoints import http_address_in
 from slipstream.errors import SlipstreamError
 from slipstream.stack.children.line_pipe import LineReader
-from slipstream.stack.children.parent_death import die_with
 from slipstream.stack.plan.front_plan import is_front
 from slipstream.stack.settings import settings_from
 from slipstream.stack.supervisor_events import (
@@ -38,6 +38,7 @@ from slipstream.stack.supervisor_events import (
 )
 from slipstream.stack.supervisor_process import StackError
 from slipstream_ipc.messages import Fault
+from slipstream_ipc.process import die_with_parent
 from slipstream_lab.common.fleet_process import FleetConfig
 
 _START_S = 120.0
@@ -67,7 +68,7 @@ class ServedFleet:
             [sys.executable, "-P", "-m", "slipstream_lab.common.fleet_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            preexec_fn=die_with(os.getpid()),
+            preexec_fn=partial(die_with_parent, os.getpid()),
             start_new_session=True,
         )
         assert self._process.stdin is not None

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from io import BufferedRWPair
 
@@ -23,11 +20,12 @@ import msgspec
 
 from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
 from slipstream_core.grammar.trial_process import MAX_CPU_S
+from slipstream_ipc.child import ChildProcess, start_own_process
 from slipstream_ipc.messages import GrammarProcessConfig, GrammarToTry, StructuredOutputs, Tried
-from slipstream_ipc.process import CONTROL_FD_VARIABLE, PARENT_PID_VARIABLE, STATUS_FD_VARIABLE
 
 logger = logging.getLogger(__name__)
 
+_MODULE = "slipstream_core.grammar.trial_process"
 _MAX_DEATHS = 2
 _SILENT_S = 120.0  # of a process that neither answers nor exceeds its processor time
 
@@ -45,7 +43,7 @@ class GrammarTrial:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ChildProcess | None = None
         self._lines: BufferedRWPair | None = None
         self._lock = threading.Lock()  # guards starting and ending the process
         self._is_closed = False
@@ -76,8 +74,7 @@ class GrammarTrial:
         with self._lock:
             self._is_closed = True
             if self._process is not None:
-                self._process.kill()
-                self._process.wait()
+                self._process.reap()
 
     def _ready_lines(self) -> BufferedRWPair:
         if self._lines is None:
@@ -99,21 +96,16 @@ class GrammarTrial:
             tuple(vocabulary.eos_ids),
             end.fileno(),
         )
-        others = (STATUS_FD_VARIABLE, CONTROL_FD_VARIABLE)
-        environment = {k: v for k, v in os.environ.items() if k not in others}
-        environment[PARENT_PID_VARIABLE] = str(os.getpid())  # it never outlives the core
         with end, own_end, self._lock:
             if self._is_closed:
                 raise OSError("the core is shutting down")
-            process = self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "slipstream_core.grammar.trial_process"],
-                stdin=subprocess.PIPE,
-                pass_fds=(end.fileno(),),
-                env=environment,
+            self._process = start_own_process(
+                _MODULE,
+                msgspec.json.encode(config),
+                "grammar",
+                descriptors=(end.fileno(),),
+                may_fork=False,  # its memory is bounded, and the core's is large
             )
-            assert process.stdin is not None
-            process.stdin.write(msgspec.json.encode(config))
-            process.stdin.close()
             return own_end.makefile("rwb")
 
     def _answer(self, lines: BufferedRWPair, asked: bytes | None = None) -> Tried:
@@ -127,8 +119,7 @@ class GrammarTrial:
         if line.endswith(b"\n"):
             return msgspec.json.decode(line, type=Tried)
         assert self._process is not None
-        self._process.kill()  # in case it has only fallen silent
-        code = self._process.wait()
+        code = self._process.reap()  # in case it has only fallen silent
         self._lines = None
         with contextlib.suppress(OSError):  # from flushing what was not sent
             lines.close()

@@ -22,8 +22,8 @@ from slipstream_core.ranks.remote_ranks import RemoteRanks
 from slipstream_core.ranks.watch import RankEnd, RankProcess, RankWatch, end_as_well
 from slipstream_core.step.plan import StepPlan
 from slipstream_core.step.plan_check import PlanBounds
+from slipstream_ipc.child import start_own_process
 from slipstream_ipc.messages import OwnProcess
-from slipstream_ipc.own_process import start_own_process
 from slipstream_ipc.process import SILENT_S
 
 logger = logging.getLogger(__name__)
@@ -132,8 +132,7 @@ class Ranks:
         if self.remote is not None:
             self.remote.close()
         for each in self._started:
-            each.process.kill()
-            each.process.wait()
+            each.process.reap()
             os.close(each.status_fd)
         if self.meeting_fd >= 0:
             os.close(self.meeting_fd)

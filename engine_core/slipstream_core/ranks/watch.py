@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from slipstream_ipc.child import ChildProcess
 from slipstream_ipc.messages import Status
-from slipstream_ipc.own_process import StartedProcess
 from slipstream_ipc.process import report
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class RankProcess(NamedTuple):
     """A rank's process. status_fd: where it writes its `Status` lines."""
 
     rank: int  # its index
-    process: StartedProcess
+    process: ChildProcess
     status_fd: int
 
 
@@ -52,17 +52,16 @@ class RankWatch:
         """on_end: called in the thread, once."""
         self._on_end = on_end
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
-        self._watched = {os.pidfd_open(each.process.pid): each for each in processes}
+        self._watched = {each.process.fileno(): each for each in processes}
         self._thread = threading.Thread(target=self._wait, name="ranks", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching, before the ranks are ended on purpose. Idempotent."""
+        """Stop watching, before the ranks are ended on purpose and reaped. Idempotent."""
         if self._stop_fd >= 0:
             os.eventfd_write(self._stop_fd, 1)
             self._thread.join()
-            for fd in (self._stop_fd, *self._watched):
-                os.close(fd)
+            os.close(self._stop_fd)
             self._stop_fd = -1
 
     def _wait(self) -> None:
@@ -74,9 +73,8 @@ class RankWatch:
         if self._stop_fd in found:
             return
         ended_one = self._watched[found[0]]
-        info = os.waitid(os.P_PIDFD, found[0], os.WEXITED | os.WNOWAIT)
-        assert info is not None
-        code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+        code = ended_one.process.ended()
+        assert code is not None
         status = _last_status(ended_one.status_fd)
         self._on_end(RankEnd(ended_one.rank, ended_one.process.pid, code, status))
 

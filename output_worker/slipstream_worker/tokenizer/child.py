@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 
-from slipstream_ipc.own_process import StartedProcess, start_own_process
+from slipstream_ipc.child import ChildProcess, start_own_process
 
 _MODULE = "slipstream_worker.tokenizer.process"
 
@@ -24,7 +24,7 @@ def import_tokenizer_process(*, with_torch: bool = True) -> None:
         del sys.modules["torch"]  # which was barred
 
 
-def start_tokenizer_process(config: dict[str, object], note_fd: int, name: str) -> StartedProcess:
+def start_tokenizer_process(config: dict[str, object], note_fd: int, name: str) -> ChildProcess:
     """A new process, which `top` shows as `name`. config: the fields of a TokenizerConfig but for
     note_fd. Raises: OSError.
     """

@@ -34,6 +34,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
+from slipstream_ipc.child import ChildProcess
 from slipstream_ipc.messages import (
     ErrorCode,
     Fault,
@@ -43,7 +44,6 @@ from slipstream_ipc.messages import (
     Rendered,
     TokenizerReady,
 )
-from slipstream_ipc.own_process import StartedProcess
 from slipstream_ipc.process import BEAT_S, SILENT_S
 from slipstream_ipc.restart_backoff import RestartBackoff
 from slipstream_ipc.run_delay import RunDelay
@@ -127,7 +127,7 @@ class TokenizerClient:
         self._exits = select.epoll()
         self._pidfd: int | None = None  # of the child, in `_exits`
         # before the socket, whose threads would rule out a fork
-        self._child: StartedProcess | None = self._start()
+        self._child: ChildProcess | None = self._start()
         # whether nothing was left unread when the socket was last asked, and nothing sent since:
         # then its descriptor reports what comes
         self._is_drained = False
@@ -431,7 +431,7 @@ class TokenizerClient:
             self._is_drained = not int(self._socket.getsockopt(EVENTS)) & POLLIN
         return not self._is_drained
 
-    def _start(self) -> StartedProcess:
+    def _start(self) -> ChildProcess:
         child = start_tokenizer_process(self._config, self._note.fd, self._name)
         # without a pidfd its death is noticed by the next `beat`
         with contextlib.suppress(AttributeError, OSError):

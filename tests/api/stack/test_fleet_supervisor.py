@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,12 +17,12 @@ import psutil
 import pytest
 from tests.helpers.patience import PATIENCE_S, Patience
 
-from slipstream.stack import supervisor_process
 from slipstream.stack.fleet_supervisor import FleetSupervisor
 from slipstream.stack.plan.fleet_plan import FleetPlan, plan_fleet
 from slipstream.stack.settings import settings_from
 from slipstream.stack.supervisor_events import StackEvent, StackFailed
 from slipstream_ipc import run_delay
+from slipstream_ipc.child import execute, pipe
 
 
 @pytest.fixture
@@ -32,6 +33,15 @@ def plan() -> Iterator[FleetPlan]:
         yield plan_fleet(settings_from(given), Path(folder), 2)
 
 
+def start(stack: Any, program: str) -> None:
+    """In place of a supervisor, which reads its standard input."""
+    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        stdin, stdin_end = pipe(theirs, ours)
+        stack.process = execute((sys.executable, "-c", program), os.environ, stdin=stdin)
+        stack.stdin = os.fdopen(stdin_end, "wb")
+        ours.pop_all()
+
+
 def test_a_drain_is_no_loss(plan: FleetPlan) -> None:
     """However many there are, the replica is started again; what ends by itself is counted."""
     fleet = FleetSupervisor(plan, lambda _: None)
@@ -39,10 +49,8 @@ def test_a_drain_is_no_loss(plan: FleetPlan) -> None:
     drained, lost, *_ = fleet._stacks
 
     def ended(stack: Any, code: int, now: float) -> None:
-        program = f"raise SystemExit({code})"
-        stack.process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+        start(stack, f"raise SystemExit({code})")
         stack.process.wait()
-        stack.stdin = stack.process.stdin
         stack.ready_at, stack.due_at = now - 1.0, None
         fleet._on_exit(stack, now)
 
@@ -67,7 +75,7 @@ def test_silence_counts_only_while_both_supervisors_could_turn(
     fleet._check_beats(100.0)
     for stack in (silent, heard):
         stack.expect_beat(100.0)
-        stack.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        start(stack, "input()")
     assert silent.process is not None
     assert heard.process is not None
     try:
@@ -87,8 +95,8 @@ def test_silence_counts_only_while_both_supervisors_could_turn(
     finally:
         for stack in (silent, heard):
             assert stack.process is not None
-            stack.process.kill()
-            stack.process.wait()
+            stack.process.reap()
+            stack.stdin.close()
 
 
 def test_one_that_hangs_before_its_first_beat_is_ended(plan: FleetPlan) -> None:
@@ -123,7 +131,7 @@ def test_one_that_is_stopped_before_it_runs_goes_on_when_its_parent_ends(
 
     def start() -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(supervisor_process.sys, "executable", str(program))
+            patched.setattr(sys, "executable", str(program))
             fleet._start(stack)
         assert stack.process is not None
         patience, process = Patience(), psutil.Process(stack.process.pid)
@@ -153,12 +161,12 @@ def test_one_that_cannot_be_started_again_is_tried_again_and_then_left_out(
     fleet._is_ready = True
     lost, *others = fleet._stacks
     for each in others:
-        each.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        start(each, "input()")
 
     def refuse(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(supervisor_process.subprocess, "Popen", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
     now, pauses = 100.0, []
     try:
         while lost.due_at is not None or not pauses:

@@ -11,14 +11,13 @@ import ctypes
 import logging
 import os
 import socket
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 
-from slipstream.stack.children.parent_death import die_with
+from slipstream_ipc.child import ChildProcess, execute, module_command
 from slipstream_ipc.fork_server import (
     ENVIRONMENT,
     SOCKET_FD_VARIABLE,
@@ -30,10 +29,9 @@ from slipstream_ipc.fork_server import (
     Preloaded,
     Refused,
 )
-from slipstream_ipc.forked_process import ForkedProcess
+from slipstream_ipc.process import die_with_parent
 
 _PR_SET_CHILD_SUBREAPER = 36
-_STANDARD_ERROR = 2
 _FORK_S = 5.0  # in which a fork is answered; it takes milliseconds
 _MAX_ANSWER_BYTES = 4096
 _logger = logging.getLogger(__name__)
@@ -63,14 +61,12 @@ class ForkClient:
         self._socket, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with end:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "slipstream_ipc.fork_server"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=_STANDARD_ERROR,
-                    pass_fds=(end.fileno(),),
-                    env={**os.environ, **ENVIRONMENT, SOCKET_FD_VARIABLE: str(end.fileno())},
-                    process_group=0,
-                    preexec_fn=die_with(os.getpid()),  # safe: the supervisor has one thread
+                self._process = execute(
+                    module_command("slipstream_ipc.fork_server"),
+                    {**os.environ, **ENVIRONMENT, SOCKET_FD_VARIABLE: str(end.fileno())},
+                    descriptors=(end.fileno(),),
+                    leads="group",
+                    before=partial(die_with_parent, os.getpid()),
                 )
             self._socket.settimeout(fork_s)
             self.preload_next()
@@ -123,7 +119,7 @@ class ForkClient:
         *,
         is_whole: bool = False,
         leads_session: bool = False,
-    ) -> ForkedProcess | None:
+    ) -> ChildProcess | None:
         """A child of this process that runs `module`; None where the server has not imported it, or
         is importing another one. descriptors: ours, by the number that the child gets. is_whole,
         leads_session: see `Fork`.
@@ -142,7 +138,7 @@ class ForkClient:
             if not self._stays_reaper:
                 _become_reaper(False)
         if isinstance(answer, Forked):
-            return ForkedProcess(answer.pid)
+            return ChildProcess(answer.pid, leads_group=not leads_session)
         if isinstance(answer, Refused):
             raise ForkRefusedError(answer.why)
         raise ConnectionAbortedError("an unexpected answer")
@@ -155,8 +151,7 @@ class ForkClient:
 
     def close(self) -> None:
         """Kill and reap it."""
-        self.kill()
-        self._process.wait()
+        self._process.reap()
         self._socket.close()
 
     def _send(self, request: ForkServerRequest, fds: list[int]) -> None:

@@ -24,11 +24,11 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -36,7 +36,6 @@ from slipstream.stack.children.child_status import status_of
 from slipstream.stack.children.fork_client import ForkClient, ForkRefusedError
 from slipstream.stack.children.line_pipe import LineReader, LineWriter
 from slipstream.stack.children.listeners import LISTENERS_VARIABLE, Listeners
-from slipstream.stack.children.parent_death import die_with
 from slipstream.stack.children.process_usage import (
     cpu_wait_s,
     is_stopped,
@@ -44,8 +43,8 @@ from slipstream.stack.children.process_usage import (
     num_oom_kills_lately,
     usage_of,
 )
+from slipstream_ipc.child import ChildProcess, execute, fork, pipe
 from slipstream_ipc.fork_server import ENVIRONMENT
-from slipstream_ipc.forked_process import ForkedProcess, fork
 from slipstream_ipc.messages import OwnProcess
 from slipstream_ipc.process import (
     CONTROL_FD_VARIABLE,
@@ -73,7 +72,6 @@ _FATAL = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.S
 _BUSY_CPU_SHARE = 0.1
 _LEAST_CPU_SHARE = 0.02  # of all time: with less than that, a loop that does not hang may be silent
 _logger = logging.getLogger(__name__)
-_Process = TypeVar("_Process", ForkedProcess, "subprocess.Popen[bytes]")
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
@@ -148,13 +146,7 @@ class Child:
         self._cpu_start: tuple[float, float, float] | None = None
         self._run_delay = RunDelay()  # since that moment
         self._num_oom_kills = num_oom_kills()  # at its last heartbeat
-        started = None
-        if spec.forks is not None and spec.forks in sys.modules:
-            started = _forked_here(spec, spec.forks, listening, inherited)
-        elif spec.forks is not None and fork_server is not None:
-            started = _forked(spec, spec.forks, fork_server, listening, inherited)
-        process, pipes = started or _executed(spec, listening, inherited)
-        self._process: subprocess.Popen[bytes] | ForkedProcess = process
+        self._process, pipes = _started(spec, fork_server, listening, inherited)
         self.status = LineReader(pipes.status)
         self._commands = LineWriter(pipes.control)
         with contextlib.suppress(BrokenPipeError), os.fdopen(pipes.stdin, "wb") as stdin:
@@ -250,10 +242,7 @@ class Child:
         """True if the process has ended. It stays a zombie until `reap`, so its pid is not
         reused.
         """
-        if self.state == "gone":
-            return True
-        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self.pid, flags) is not None
+        return self._process.ended() is not None
 
     @property
     def handles_sigterm(self) -> bool:
@@ -262,9 +251,7 @@ class Child:
 
     def terminate(self) -> None:
         """Ask it to stop, by SIGTERM."""
-        if self.state != "gone":  # `send_signal` would reap it, so that its pid may be reused
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGTERM)
+        self._process.terminate()
 
     @property
     def is_cpu_measured(self) -> bool:
@@ -302,14 +289,11 @@ class Child:
         """SIGKILL its process group. is_own_fault: whether it caused the reason itself."""
         if reason and not self._kill_reason:
             self._kill_reason, self._is_kill_own_fault = reason, is_own_fault
-        if self.state != "gone":
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+        self._process.kill()
 
     def reap(self) -> ChildExit:
         """Reap it after its end, kill the rest of its process group, and return how it ended."""
-        self.kill()
-        code = self._process.wait()
+        code = self._process.reap()
         self.status.close()
         self._commands.close()
         self.state = "gone"
@@ -329,6 +313,10 @@ class Child:
         self._commands.write(msgspec.json.encode(command))
 
 
+# starts it with an environment, its standard input, and descriptors to inherit
+_Way = Callable[[dict[str, str], int, tuple[int, ...]], ChildProcess | None]
+
+
 class _Pipes(NamedTuple):
     """Our ends of a child's pipes."""
 
@@ -337,99 +325,81 @@ class _Pipes(NamedTuple):
     stdin: int
 
 
-def _forked(
+def _started(
     spec: ChildSpec,
-    module: str,
-    fork_server: ForkClient,
+    fork_server: ForkClient | None,
     listening: Mapping[str, str],
     inherited: tuple[int, ...],
-) -> tuple[ForkedProcess, _Pipes] | None:
-    """The child as a fork; None where it has to be executed.
+) -> tuple[ChildProcess, _Pipes]:
+    """The child as a fork, of this process or of the server, or as a program where there can be
+    none. Raises: OSError.
 
-    That has pipes of its own: a server that fails late may have forked, and the fork, whose pipes
+    Each has pipes of its own: a server that fails late may have forked, and the fork, whose pipes
     have no other end any more, finds no config and ends.
     """
-
-    def fork(
-        environment: dict[str, str], stdin: int, passed: tuple[int, ...]
-    ) -> ForkedProcess | None:
-        descriptors = {0: stdin, **{fd: fd for fd in passed}}
-        return fork_server.fork(module, environment, descriptors)
-
+    module = spec.forks
+    way: _Way | None = None
+    if module is not None and module in sys.modules:
+        way, fork_server = partial(_fork_here, module), None
+    elif module is not None and fork_server is not None:
+        way = partial(_fork, fork_server, module)
     try:
-        return _with_pipes(spec, listening, inherited, fork)
+        if way is not None and (started := _with_pipes(spec, listening, inherited, way)):
+            return started
     except OSError as error:
         _logger.warning("%s is not forked but started anew: %s", spec.name, error)
-        if not isinstance(error, ForkRefusedError):
+        if fork_server is not None and not isinstance(error, ForkRefusedError):
             fork_server.kill()  # what it says next might be an answer to this
-        return None
-
-
-def _forked_here(
-    spec: ChildSpec, module: str, listening: Mapping[str, str], inherited: tuple[int, ...]
-) -> tuple[ForkedProcess, _Pipes] | None:
-    """The child as a fork of this process; None where it has to be executed."""
-    parent = os.getpid()
-
-    def run() -> int:
-        os.setpgid(0, 0)
-        die_with_parent(parent)
-        main: Callable[[], int] = sys.modules[module].main
-        return main()
-
-    def start(environment: dict[str, str], stdin: int, passed: tuple[int, ...]) -> ForkedProcess:
-        descriptors = {0: stdin, 1: _STANDARD_ERROR, **{fd: fd for fd in passed}}
-        defaults = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
-        process = fork(run, descriptors, {**defaults, **environment})
-        with contextlib.suppress(OSError):  # as it does itself: nothing may come before that
-            os.setpgid(process.pid, process.pid)
-        return process
-
-    try:
-        return _with_pipes(spec, listening, inherited, start)
-    except OSError as error:
-        _logger.warning("%s is not forked but started anew: %s", spec.name, error)
-        return None
-
-
-def _executed(
-    spec: ChildSpec, listening: Mapping[str, str], inherited: tuple[int, ...]
-) -> tuple[subprocess.Popen[bytes], _Pipes]:
-    """The child as a program. Raises: OSError."""
-
-    def execute(
-        environment: dict[str, str], stdin: int, passed: tuple[int, ...]
-    ) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            spec.argv,
-            stdin=stdin,
-            stdout=_STANDARD_ERROR,
-            pass_fds=passed,
-            env={**ENVIRONMENT, **os.environ, **environment},
-            process_group=0,
-            preexec_fn=die_with(os.getpid()),  # safe: the supervisor has one thread
-        )
-
-    started = _with_pipes(spec, listening, inherited, execute)
+    started = _with_pipes(spec, listening, inherited, partial(_execute, spec.argv))
     assert started is not None
     return started
+
+
+def _fork_here(
+    module: str, environment: dict[str, str], stdin: int, passed: tuple[int, ...]
+) -> ChildProcess:
+    main: Callable[[], int] = sys.modules[module].main
+    descriptors = {0: stdin, 1: _STANDARD_ERROR, **{fd: fd for fd in passed}}
+    defaults = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+    return fork(main, descriptors, {**defaults, **environment}, leads_group=True)
+
+
+def _fork(
+    server: ForkClient,
+    module: str,
+    environment: dict[str, str],
+    stdin: int,
+    passed: tuple[int, ...],
+) -> ChildProcess | None:
+    return server.fork(module, environment, {0: stdin, **{fd: fd for fd in passed}})
+
+
+def _execute(
+    command: Sequence[str], environment: dict[str, str], stdin: int, passed: tuple[int, ...]
+) -> ChildProcess:
+    return execute(
+        command,
+        {**ENVIRONMENT, **os.environ, **environment},
+        stdin=stdin,
+        descriptors=passed,
+        leads="group",
+        before=partial(die_with_parent, os.getpid()),
+    )
 
 
 def _with_pipes(
     spec: ChildSpec,
     listening: Mapping[str, str],
     inherited: tuple[int, ...],
-    start: Callable[[dict[str, str], int, tuple[int, ...]], _Process | None],
-) -> tuple[_Process, _Pipes] | None:
+    start: _Way,
+) -> tuple[ChildProcess, _Pipes] | None:
     """Call `start` with new pipes; return its result and our ends of them, or None if it returns
     None.
-
-    start: gets the child's environment, its standard input, and descriptors to inherit.
     """
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
-        status_fd, status_end = _pipe(ours, theirs)
-        control_end, control_fd = _pipe(theirs, ours)
-        stdin_end, stdin_fd = _pipe(theirs, ours)
+        status_fd, status_end = pipe(ours, theirs)
+        control_end, control_fd = pipe(theirs, ours)
+        stdin_end, stdin_fd = pipe(theirs, ours)
         environment = {
             STATUS_FD_VARIABLE: str(status_end),
             CONTROL_FD_VARIABLE: str(control_end),
@@ -443,14 +413,6 @@ def _with_pipes(
             return None
         ours.pop_all()
         return process, _Pipes(status_fd, control_fd, stdin_fd)
-
-
-def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
-    """The reading and the writing end of a new pipe, each closed by its stack."""
-    ends = os.pipe2(os.O_CLOEXEC)
-    for fd, stack in zip(ends, (reader, writer), strict=True):
-        stack.callback(os.close, fd)
-    return ends
 
 
 def _signal_name(number: int) -> str:
