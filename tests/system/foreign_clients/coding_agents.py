@@ -24,7 +24,7 @@ OFFLINE = {
 @dataclass(frozen=True)
 class Agent:
     """package: of npm. program: in node_modules. ask, go_on: its arguments for a first question and
-    for one that continues the session. files: by path in its home, or in its folder of work if the
+    for one that continues the session; none if it does that in a terminal alone. files: by path in its home, or in its folder of work if the
     path begins with `work/`. `{server}` is the server's address in these and in the environment,
     `{agent}` the agent's name in arguments.
     tool: reads a file. arguments: of its call. ignored: what the server names of its requests.
@@ -166,10 +166,43 @@ QWEN_CODE = Agent(
         "OPENAI_MODEL": MODEL,
     },
 )
+# The program lies in the platform's package. By default it leaves a daemon behind that outlives the
+# session, and only its page in a terminal goes on with one (`--id`).
+CLINE = Agent(
+    package="cline",
+    program="@cline/cli-linux-x64/bin/cline",
+    ask=(QUESTION,),
+    go_on=(),
+    tool="run_commands",
+    arguments=lambda file: {"commands": [f"cat {file}"]},
+    environment={"CLINE_SESSION_BACKEND_MODE": "local"},
+    files={
+        ".cline/data/settings/providers.json": json.dumps(
+            {
+                "version": 1,
+                "lastUsedProvider": "openai-compatible",
+                "providers": {
+                    "openai-compatible": {
+                        "settings": {
+                            "provider": "openai-compatible",
+                            "apiKey": "none",
+                            "model": MODEL,
+                            "baseUrl": "{server}/v1",
+                        },
+                        "updatedAt": "2026-11-29T00:00:00.000Z",
+                        "tokenSource": "manual",
+                    }
+                },
+            },
+            indent=2,
+        )
+    },
+)
 AGENTS = {
     "codex": CODEX,
     "pi": PI,
     "claude-code": CLAUDE_CODE,
     "opencode": OPENCODE,
     "qwen-code": QWEN_CODE,
+    "cline": CLINE,
 }
