@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,7 @@ class Image:
                 *sources, target = rest.split()
                 for source in sources:
                     path = self.work / target
+                    path.parent.mkdir(parents=True, exist_ok=True)
                     if (ROOT / source).is_dir():
                         no_caches = shutil.ignore_patterns("__pycache__")
                         shutil.copytree(ROOT / source, path, ignore=no_caches)
@@ -168,10 +170,40 @@ def test_pip_brings_everything_that_the_server_needs(image: Image) -> None:
     image.work.mkdir()
     where = image.run(["python", "-c", "import slipstream; print(slipstream.__file__)"])
     assert where.startswith(str(image.folder / "venv"))
-    constraints = (ROOT / "constraints.txt").read_text()
-    [version] = re.findall(r"^torch==(\S+)", constraints, re.MULTILINE)
+
+
+def pins(text: str) -> dict[str, str]:
+    found = re.findall(r"^([a-zA-Z0-9._-]+)==([^\s\\]+)", text, re.MULTILINE)
+    return {name.lower().replace("_", "-"): version for name, version in found}
+
+
+def test_packages_have_the_versions_of_the_constraints_and_hashes() -> None:
+    known = pins((ROOT / "constraints.txt").read_text())
+    text = (CONTAINERFILE.parent / "image.txt").read_text()
+    parts = re.split(r"^(?=[a-z])", text, flags=re.MULTILINE)[1:]
+    assert parts
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}\b", part) for part in parts)
+    found = pins(text)
+    assert len(found) == len(parts)
+    assert {each: found[each] for each in found.keys() & known.keys()} == {
+        each: known[each] for each in found.keys() & known.keys()
+    }
     [install] = [rest for name, rest in STEPS if name == "RUN" and "pip install" in rest]
-    assert f"torch=={version} " in install
+    assert f"torch=={known['torch']} " in install
+    steps = [each for each in install.split(" && ") if each.startswith("pip install")]
+    assert all("--no-deps" in each for each in steps), "nothing but what is named"
+    assert ["--require-hashes" in each for each in steps] == [True, False, False]
+    assert "--no-index" in steps[-1]
+
+
+def test_all_that_slipstream_asks_for_has_a_pin() -> None:
+    found = pins((CONTAINERFILE.parent / "image.txt").read_text())
+    asked = []
+    for path in (ROOT, ROOT / "packaging" / "client"):
+        project = tomllib.loads((path / "pyproject.toml").read_text())
+        asked += [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    names = {re.split(r"[^a-zA-Z0-9._-]", each)[0].lower().replace("_", "-") for each in asked}
+    assert names - found.keys() == {"torch", "slipstream-client"}
 
 
 def test_the_entry_point_serves_and_the_health_check_says_so(image: Image) -> None:
