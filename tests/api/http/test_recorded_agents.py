@@ -51,7 +51,8 @@ def test_an_agents_requests_are_read_whole(agent: str) -> None:
     assert all(called == answered for called, answered in pairs)
     assert max(len(called) for called, _ in pairs) == len(FILES)
     texts = "".join([turn.content for turn in last.messages])
-    assert all(each in texts for each in (AGAIN, ANSWER, *FILES.values()))
+    going_on = (AGAIN, ANSWER) if AGENTS[agent].go_on else ()
+    assert all(each in texts for each in (*going_on, *FILES.values()))
     names = [tool["function"]["name"] for tool in json.loads(last.template.tools)]
     assert AGENTS[agent].tool in names
 

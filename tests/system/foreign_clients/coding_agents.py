@@ -24,9 +24,9 @@ OFFLINE = {
 @dataclass(frozen=True)
 class Agent:
     """package: of npm. program: in node_modules. ask, go_on: its arguments for a first question and
-    for one that continues the session; none if it does that in a terminal alone. files: by path in its home, or in its folder of work if the
-    path begins with `work/`. `{server}` is the server's address in these and in the environment,
-    `{agent}` the agent's name in arguments.
+    for one that continues the session; none if it does that in a terminal alone. files: by path in
+    its home, or in its folder of work if the path begins with `work/`. `{server}` is the server's
+    address in these and in the environment, `{agent}` the agent's name in arguments.
     tool: reads a file. arguments: of its call. ignored: what the server names of its requests.
     """
 
