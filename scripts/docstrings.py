@@ -32,7 +32,6 @@ REMAINING = frozenset(
         "api/slipstream/http/planning/chat.py",
         "engine_core/slipstream_core/workers/admission.py",
         "output_worker/slipstream_worker/streams/registration.py",
-        "output_worker/slipstream_worker/tokenizer/client.py",
     }
 )
 

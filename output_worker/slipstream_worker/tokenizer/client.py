@@ -79,7 +79,7 @@ class RenderSource(Protocol):
         """Give up an answer. Returns whether none will come, because rendering has not begun."""
 
     def is_among(self, arrived: Container[object]) -> bool:
-        """Whether one of the sockets that a poller has reported is this source's."""
+        """True if a poller's result includes one of this source's sockets."""
 
     def receive(self) -> Iterable[Rendered | TokenizerReady]:
         """The answers that have arrived."""
@@ -207,7 +207,7 @@ class TokenizerClient:
         return True
 
     def is_among(self, arrived: Container[object]) -> bool:
-        """Whether this client's socket is one that a poller has reported."""
+        """True if a poller's result includes this client's socket."""
         return self._fd in arrived
 
     def receive(self) -> Iterator[Rendered | TokenizerReady]:
@@ -323,7 +323,7 @@ class TokenizerClient:
             self._send_next(lane)
 
     def _why_hung(self, now: float) -> str:
-        """Why the child counts as hung; empty if it does not."""
+        """The reason why the child counts as hung; empty if it does not."""
         if not self._is_ready and self._first is None:
             return ""
         assert self._heard_at is not None
@@ -359,7 +359,9 @@ class TokenizerClient:
             logger.error("cannot start the tokenizer process, retrying in %g s: %s", pause_s, error)
 
     def _kill(self) -> None:
-        """What it was sent is sent to the next child; its exit is noticed by the next beat."""
+        """Kill the child. Its unanswered prompts are sent to the next one; its exit is noticed by
+        the next beat.
+        """
         self._is_ready = False
         if self._child is not None:
             self._child.kill()
@@ -426,7 +428,7 @@ class TokenizerClient:
             self._socket.send(self._encode(request), zmq.NOBLOCK)
 
     def _has_input(self) -> bool:
-        """Whether there is input that the descriptor does not report, or all of it is read."""
+        """True if there is input that the descriptor does not report, or all of it is read."""
         if not self._is_drained:
             self._is_drained = not int(self._socket.getsockopt(EVENTS)) & POLLIN
         return not self._is_drained
