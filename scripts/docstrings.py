@@ -19,17 +19,8 @@ FOLDERS = ("api", "contrib", "engine_core", "ipc", "output_worker")
 BEGINNING = re.compile(r"\s*(What|Whether|Of|As|Those|That|Who|Where|When|How|Which|Why)\b")
 REMAINING = frozenset(
     {
-        "api/slipstream/http/answers/answer_plan.py",
-        "api/slipstream/http/answers/block_answers.py",
         "api/slipstream/http/answers/block_logprobs.py",
-        "api/slipstream/http/answers/block_printer.py",
-        "api/slipstream/http/answers/blocks.py",
-        "api/slipstream/http/answers/broadcast.py",
-        "api/slipstream/http/answers/content_tokens.py",
         "api/slipstream/http/answers/echo.py",
-        "api/slipstream/http/answers/live_answer.py",
-        "api/slipstream/http/answers/streaming.py",
-        "api/slipstream/http/planning/chat.py",
         "engine_core/slipstream_core/workers/admission.py",
         "output_worker/slipstream_worker/streams/registration.py",
     }

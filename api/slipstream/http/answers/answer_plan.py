@@ -121,12 +121,12 @@ class AnswerPlan:
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether the answer has log-probabilities, of outputs or prompts."""
+        """True if the answer has log-probabilities, of outputs or prompts."""
         return self.num_logprobs is not None or self.num_prompt_logprobs is not None
 
     @property
     def needs_texts(self) -> bool:
-        """Whether the vocabulary has to be loaded before the request is run."""
+        """True if the vocabulary has to be loaded before the request is run."""
         return self.has_logprobs or (self.echo is not None and self.echo.needs_texts)
 
     @property
@@ -141,7 +141,7 @@ class AnswerPlan:
 
     @property
     def can_resume(self) -> bool:
-        """Whether event ids can hold everything needed to resume the answer."""
+        """True if event ids can hold everything needed to resume the answer."""
         is_usual = self.echo is None and self.shape.has_ids == (self.id.kind == WITH_IDS)
         shape = self.shape
         is_known = shape.is_known if isinstance(shape, BlockShape) else not shape.custom_tools

@@ -140,7 +140,7 @@ class StreamedBlocks:
             self._live.handle_exception()
 
     def _take(self, deltas: Sequence[Delta]) -> list[NumberedEvent]:
-        """What is to be written of consecutive deltas."""
+        """The events to be written of consecutive deltas."""
         for delta in deltas:
             self._count(delta)
         events = [event for delta in deltas for event in events_of(delta)]
@@ -185,7 +185,7 @@ class StreamedBlocks:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether not all tokens that the client had have been taken."""
+        """True if not all tokens that the client had have been taken."""
         return self._num_tokens < self._cursor.num_tokens
 
     def _count(self, delta: Delta) -> None:
@@ -286,7 +286,7 @@ def _logged(
     hand_on: Callable[[Sequence[AnswerEvent]], list[Made]],
     open_block: Callable[[], Block | None],
 ) -> LoggedDeltas[Made] | None:
-    """What adds log-probabilities to blocks; None if none are asked for."""
+    """The deltas that add log-probabilities to blocks; None if none are asked for."""
     num_logprobs = live.plan.num_logprobs
     if num_logprobs is None:
         return None

@@ -1,4 +1,4 @@
-"""How an endpoint prints the blocks of an answer as server-sent events, and how those are numbered.
+"""Printing of an answer's blocks as server-sent events, and the numbers of those.
 
 - Every character of a block's text has a number, and so has every other event, from 0 on. An event
   with text has that of its last character. So the number of an event follows from the answer's
@@ -28,7 +28,7 @@ NOTHING = -1  # the number before the first event's
 
 
 class AnswerHead(NamedTuple):
-    """What a printer knows of an answer before it begins. created: Unix time, s."""
+    """The head of an answer, known before it begins. created: Unix time, s."""
 
     id: str
     model: str
@@ -136,7 +136,7 @@ class BlockWriter:
 
     @property
     def is_past(self) -> bool:
-        """Whether nothing will be left out any more."""
+        """True if nothing will be left out any more."""
         return self.number >= self._after
 
     def begin(self, usage: Usage) -> list[NumberedEvent]:

@@ -24,7 +24,7 @@ from slipstream_ipc.validation.kept_size import num_text_bytes
 
 
 class BlockKind(Enum):
-    """What a block is."""
+    """The kind of a block."""
 
     CONTENT = "content"
     REASONING = "reasoning"
@@ -66,7 +66,7 @@ class Block:
 
     @property
     def num_bytes(self) -> int:
-        """What its name and its text take in UTF-8, as the model wrote them."""
+        """The size of its name and its text in UTF-8, as the model wrote them."""
         texts = (self.name, self.text) if self.input is None else (self.name,)
         return num_text_bytes(texts) + (0 if self.input is None else self.input.num_bytes)
 
@@ -112,7 +112,7 @@ class BlockReader:
         self.open_block: Block | None = None
 
     def read(self, events: Iterable[AnswerEvent]) -> list[BlockPart]:
-        """What these events, which follow those before, do to blocks."""
+        """The changes of blocks by these events, which follow those before."""
         parts: list[BlockPart] = []
         for event in events:
             kind = _KINDS[event.kind]

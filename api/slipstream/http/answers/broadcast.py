@@ -76,7 +76,7 @@ class ChunkNumbers(Protocol):
 
 
 class BroadcastStream:
-    """How the deltas of one stream are written: as text alone, by `chunk_writer`, or by its wakeup.
+    """A stream whose deltas are written as text alone, by `chunk_writer`, or by its wakeup.
 
     is_text_only: each chunk but the last is `before`, the text and `after`, and an empty text gives
     no chunk. num_framed, repeat: as in `ChunkFrame`. frames: instead of those, for text that is

@@ -1,4 +1,4 @@
-"""Which tokens of an answer are of its content, for its log-probabilities.
+"""The tokens of an answer that belong to its content, for its log-probabilities.
 
 A token counts for the part that its last character belongs to, which its delta says: of a delta
 with a kind all tokens are of that kind, and listed events say how many tokens they have.
@@ -36,7 +36,7 @@ def only_content(
 
 
 def content_tokens(events: Sequence[AnswerEvent], num_tokens: int) -> list[bool]:
-    """For each token of a delta with these events whether it is of the content."""
+    """True for each token of a delta with these events that belongs to the content."""
     found: list[bool] = []
     for event in events:
         found += [False] * event.num_before

@@ -71,7 +71,7 @@ class StreamEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AnswerContext:
-    """What all answers of a front share.
+    """The context that all answers of a front share.
 
     broadcast: writes the deltas of all streams. slices: the queue of long answers. shares: what
     those may hold. log_ignored: logs what a request with this id has that is ignored.
@@ -301,7 +301,7 @@ class LiveAnswer:
 
     @property
     def lacks_prompt(self) -> bool:
-        """Whether all choices of a prompt are forgotten, so that its length is not known."""
+        """True if all choices of a prompt are forgotten, so that its length is not known."""
         return self._has_settled and 0 in self._prompt_lens()
 
     def _prompt_lens(self) -> list[int]:
@@ -396,7 +396,7 @@ def _prompt_logprobs(state: StreamState) -> Iterator[PromptTokenLogprobs] | None
 
 
 def is_whole(state: StreamState) -> bool:
-    """Whether a stream that is over ended without an error."""
+    """True if a stream that is over ended without an error."""
     return state.error is None and state.end is not None and state.end.reason != "error"
 
 

@@ -91,7 +91,7 @@ def _resume(queues: Sequence[StreamQueue]) -> None:
 
 @dataclass(slots=True, eq=False)
 class _ChunkContent:
-    """What one chunk is to contain of a stream. parts: in place of the text, unless that is all."""
+    """The content of one chunk of a stream. parts: in place of the text, unless that is all."""
 
     text: str = ""
     parts: AnswerParts | None = None

@@ -192,7 +192,7 @@ class ChatShape:
 
 
 def answer_options_of_body(body: ChatRequest) -> AnswerOptions:
-    """How the worker is to read the answer. Raises: BadRequestError."""
+    """The options by which the worker reads the answer. Raises: BadRequestError."""
     options = checked_options(
         body.tool_choice, body.parallel_tool_calls, body.stop_scope or "content"
     )
@@ -236,7 +236,7 @@ def _max_tokens(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
 
 
 def template_options(body: ChatRequest | TokenizeRequest) -> TemplateOptions:
-    """What the chat template is given besides the messages. Raises: BadRequestError."""
+    """The input of the chat template besides the messages. Raises: BadRequestError."""
     return checked_template(
         None if body.tools is None else functions_of(body.tools),
         template_variables(body) if isinstance(body, ChatRequest) else body.chat_template_kwargs,
