@@ -33,7 +33,7 @@ _OTHER_BYTES = 2**23  # bytes of a registration besides its columns: its setting
 
 
 class WaitingLoad(NamedTuple):
-    """How many requests and tokens wait: of all tenants, and of the request's own."""
+    """The number of requests and tokens that wait: of all tenants, and of the request's own."""
 
     num: int
     num_tokens: int
@@ -58,7 +58,7 @@ class Admission:
     max_readmitted_tokens: int
 
     def objection(self, admit: Admit, waiting: WaitingLoad) -> Fault | None:
-        """Why a stream cannot be admitted while `waiting` waits; None where it can.
+        """The reason why a stream cannot be admitted while `waiting` waits; None if it can.
 
         Raises ProtocolError for malformed columns.
         """
