@@ -21,8 +21,6 @@ REMAINING = frozenset(
     {
         "api/slipstream/http/answers/block_logprobs.py",
         "api/slipstream/http/answers/echo.py",
-        "engine_core/slipstream_core/workers/admission.py",
-        "output_worker/slipstream_worker/streams/registration.py",
     }
 )
 

@@ -172,7 +172,7 @@ def _full(own: int, num: int, what: str) -> str:
 
 
 def is_same(one: Admit, other: Admit) -> bool:
-    """Whether two registrations are of the same request, whatever their progress."""
+    """True if two registrations are of the same request, whatever their progress."""
     if one.fingerprint or other.fingerprint:
         return one.fingerprint == other.fingerprint
     names = ("prompt_ids", "stop_token_ids", "seed", "max_tokens")
@@ -181,7 +181,7 @@ def is_same(one: Admit, other: Admit) -> bool:
 
 
 def wants_prompt(admit: Admit) -> bool:
-    """Whether the log-probabilities of the prompt have to be computed here."""
+    """True if the log-probabilities of the prompt have to be computed here."""
     return admit.spec.params.prompt_logprobs is not None and admit.prompt_logprobs is None
 
 

@@ -85,7 +85,7 @@ class Submission:
 
     @property
     def structured_form(self) -> StructuredForm | None:
-        """Of the structured output that its answers are to be; JSON without blanks is other."""
+        """The form of the structured output of its answers; JSON without blanks is other."""
         outputs = self._params.structured_outputs
         if outputs is None:
             return None
