@@ -98,7 +98,7 @@ class _Grammar:
             self._define(statement)
 
     def start(self) -> str:
-        """What `start` allows."""
+        """The expression of `start`, with what is ignored at the end."""
         skips = [_Expression(self, body, is_terminal=True).whole() for body in self._ignored]
         found = f"(?:{'|'.join(skips)})*" if skips else ""
         self._skip = found
