@@ -259,13 +259,28 @@ class DeltaBatch:
         return list(map(Logprob, f32(columns.values).tolist(), ranks.tolist(), ids.tolist()))
 
 
-def columns_in_parts(columns: LogprobColumns) -> Iterator[list[TokenLogprobs]]:
-    """Each token's candidates, where all have equally many; about _PART candidates at a time."""
+def batch_of(columns: LogprobColumns) -> DeltaBatch:
+    """One entry of tokens that have these columns, of one width, and nothing else."""
+    num = pack_u32([len(columns.ranks) // 4])
+    return DeltaBatch(Deltas(b"", b"", b"", [""], b"", num, logprobs=columns), {})
+
+
+def divided(columns: LogprobColumns) -> Iterator[LogprobColumns]:
+    """The columns of tokens of one width, about _PART candidates at a time."""
     width, num = columns.width, len(columns.ranks) // 4
     step = max(1, _PART // width)
     for at in range(0, num, step):
         end = min(at + step, num)
         some, tokens = slice(4 * at * width, 4 * end * width), slice(4 * at, 4 * end)
-        part = LogprobColumns(width, columns.values[some], columns.ids[some], columns.ranks[tokens])
-        message = Deltas(b"", b"", b"", [""], b"", pack_u32([end - at]), logprobs=part)
-        yield DeltaBatch(message, {}).logprobs(0, 0) or []
+        yield LogprobColumns(
+            width,
+            bytes(columns.values[some]),
+            bytes(columns.ids[some]),
+            bytes(columns.ranks[tokens]),
+        )
+
+
+def columns_in_parts(columns: LogprobColumns) -> Iterator[list[TokenLogprobs]]:
+    """Each token's candidates, where all have equally many; about _PART candidates at a time."""
+    for part in divided(columns):
+        yield batch_of(part).logprobs(0, 0) or []

@@ -5,7 +5,7 @@ Token ids and log-probabilities stay in the columns of their message until they 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -20,7 +20,6 @@ from slipstream.delta_batch import (
     Logprob,
     StreamPosition,
     TokenLogprobs,
-    columns_in_parts,
 )
 from slipstream.prompt_logprobs import PromptPieces, PromptTokenLogprobs, prompt_logprobs_of
 from slipstream_ipc.columns import f32, pack_u32, u32
@@ -51,12 +50,12 @@ __all__ = [
     "TokenLogprobs",
     "begin_of",
     "candidates_of",
+    "columns_of",
     "end_of",
     "events_of",
     "is_alone",
     "join",
     "kind_of",
-    "logprobs_in_parts",
     "message_of",
     "metrics_of",
     "together",
@@ -490,11 +489,9 @@ def candidates_of(delta: Delta) -> tuple[DeltaBatch, CandidateSpan] | None:
     return None if span is None else (delta._batch, span)
 
 
-def logprobs_in_parts(delta: Delta) -> Iterator[list[TokenLogprobs]]:
-    """The log-probabilities of a delta, some tokens at a time; empty where it has none."""
-    cut = delta._batch.cut(delta._entry, delta._skip)
-    columns = _joined([cut] if cut.width else [])
-    return iter(()) if columns is None else columns_in_parts(columns)
+def columns_of(delta: Delta) -> EntryColumns:
+    """The columns of a delta's tokens."""
+    return delta._batch.cut(delta._entry, delta._skip)
 
 
 def is_alone(delta: Delta) -> bool:

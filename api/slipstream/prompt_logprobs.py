@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slipstream.delta_batch import TokenLogprobs, columns_in_parts
+from slipstream.delta_batch import TokenLogprobs, columns_in_parts, divided
 from slipstream_ipc.columns import check_entry
 from slipstream_ipc.messages import LogprobColumns
 
@@ -50,6 +50,11 @@ class PromptPieces:
         for columns in self._pieces:
             for part in columns_in_parts(columns):
                 yield [*part]
+
+    def parts(self) -> Iterator[LogprobColumns]:
+        """The columns of all prompt tokens but the first, some tokens at a time."""
+        for columns in self._pieces:
+            yield from divided(columns)
 
     @property
     def is_whole(self) -> bool:

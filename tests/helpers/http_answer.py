@@ -55,7 +55,7 @@ class Wire:
         self.exchange = None
         self.write(b"HTTP/1.1 200 OK\r\n\r\n" + response.body)
 
-    def begin_stream(self) -> None:
+    def begin_stream(self, _content_type: bytes) -> None:
         """Write a minimal head."""
         assert self.exchange is not None
         is_chunked = self.exchange.request.version != "1.0"

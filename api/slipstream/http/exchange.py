@@ -13,7 +13,7 @@ from typing import Protocol
 
 from slipstream.http.api_errors import ApiError
 from slipstream.http.counters import CLIENT_CLOSED, HttpCounters
-from slipstream.http.response_encoding import Headers, Response
+from slipstream.http.response_encoding import EVENT_STREAM, Headers, Response
 from slipstream.http.shares import Share
 
 _IS_ID = re.compile(r"[!-~]{1,128}")
@@ -62,8 +62,8 @@ class Sink(Protocol):
     def respond(self, response: Response) -> None:
         """Send a complete answer."""
 
-    def begin_stream(self) -> None:
-        """Send the head of an event stream immediately."""
+    def begin_stream(self, content_type: bytes, /) -> None:
+        """Send the head of a stream of this type immediately."""
 
     def write(self, data: bytes, /) -> None:
         """Send bytes of the stream immediately."""
@@ -79,6 +79,7 @@ class Exchange:
     """A request and its pending answer: `respond` or `refuse`, or a stream of `write`s.
 
     send: writes a chunk that the caller has framed and counted; allowed while `is_ready`.
+    takes_pieces: a complete answer, too, may be sent as a stream of pieces.
     on_disconnect: called when the client disconnects before the answer is complete. on_writable:
     called when backpressure ends. share: of the front's budget, given back once the answer is sent.
     After a disconnect, the methods do nothing.
@@ -86,6 +87,7 @@ class Exchange:
 
     __slots__ = (
         "_is_chunked",
+        "_is_held",
         "_sink",
         "counters",
         "has_begun",
@@ -96,12 +98,19 @@ class Exchange:
         "request",
         "send",
         "share",
+        "takes_pieces",
     )
 
     def __init__(
-        self, request: HttpRequest, sink: Sink, counters: HttpCounters | None = None
+        self,
+        request: HttpRequest,
+        sink: Sink,
+        counters: HttpCounters | None = None,
+        *,
+        takes_pieces: bool = True,
     ) -> None:
         self.request = request
+        self.takes_pieces = takes_pieces
         self.counters = counters or HttpCounters()
         self.is_ready = False  # `send` may be called
         self.send: Callable[[bytes], None]
@@ -111,6 +120,7 @@ class Exchange:
         self.on_writable: Callable[[], None] | None = None
         self.share: Share | None = None
         self._sink: Sink | None = sink
+        self._is_held = False
         self._is_chunked = request.version != "1.0"
 
     @property
@@ -139,16 +149,16 @@ class Exchange:
         """Send an error as the complete answer."""
         self.respond(error.response(self.request.path, self.request.id))
 
-    def begin_stream(self) -> None:
-        """Send the head of an event stream."""
+    def begin_stream(self, content_type: bytes = EVENT_STREAM) -> None:
+        """Send the head of a stream, of events unless `content_type` says otherwise."""
         sink = self._sink
         if sink is None:
             return
         self.has_begun = True
-        self.is_ready = self._is_chunked and not self.is_paused
         self.send = sink.write
+        self._set_ready()
         self.counters.begun(self.request.path)
-        sink.begin_stream()
+        sink.begin_stream(content_type)
 
     def write(self, events: bytes) -> None:
         """Send events, if any; the stream has begun."""
@@ -189,9 +199,18 @@ class Exchange:
     def pause(self, is_paused: bool) -> None:
         """Backpressure of the sink begins or ends."""
         self.is_paused = is_paused
-        self.is_ready = self.has_begun and self._is_chunked and not is_paused and self.is_open
+        self._set_ready()
         if not is_paused and self.on_writable is not None:
             self.on_writable()
+
+    def hold(self, is_held: bool) -> None:
+        """Chunks are written by `write` alone while something is written in pieces."""
+        self._is_held = is_held
+        self._set_ready()
+
+    def _set_ready(self) -> None:
+        may_send = self.has_begun and self.is_open and self._is_chunked
+        self.is_ready = may_send and not (self.is_paused or self._is_held)
 
 
 Handler = Callable[[HttpRequest, Exchange], None]  # answers the exchange, now or later

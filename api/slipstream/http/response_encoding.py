@@ -6,7 +6,7 @@ as JSON escapes; JSON itself escapes the control characters below U+0020.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 from msgspec import Raw, Struct
@@ -17,6 +17,7 @@ EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
+_HOLE = b"\0"  # never raw in JSON
 _MARK = "\x7f"  # not escaped in JSON, and rare in text
 _MARK_BYTES = _MARK.encode()
 _encode = msgspec.json.Encoder().encode
@@ -39,9 +40,33 @@ def json_response(status: int, content: object, headers: Headers = ()) -> Respon
     return Response(status, _encode(content), headers)
 
 
+def encoded(content: object) -> bytes:
+    """`content`, a Struct, as JSON."""
+    return _encode(content)
+
+
 def json_raw(content: object) -> Raw:
     """`content`, a Struct, as JSON to be embedded in other content."""
     return Raw(_encode(content))
+
+
+def hole(number: int) -> Raw:
+    """A place in content for JSON that is made while the content is sent, see `filled`."""
+    return Raw(b"%b%d%b" % (_HOLE, number, _HOLE))
+
+
+def has_holes(encoded: bytes) -> bool:
+    """Whether there are holes in encoded content."""
+    return _HOLE in encoded
+
+
+def filled(encoded: bytes, fill: Callable[[int], Iterator[bytes]]) -> Iterator[bytes]:
+    """Encoded content in pieces: what stands around its holes, and what fills each of them."""
+    for at, piece in enumerate(encoded.split(_HOLE)):
+        if at % 2:
+            yield from fill(int(piece))
+        else:
+            yield piece
 
 
 def event(content: object) -> bytes:

@@ -23,7 +23,7 @@ from slipstream_ipc.messages import Status
 from slipstream_ipc.telemetry.statistics import FrontCounters, FrontGauges, FrontNumbers
 
 SINK: Any = SimpleNamespace(
-    write=lambda _: None, respond=lambda _: None, begin_stream=lambda: None, finish=lambda: None
+    write=lambda _: None, respond=lambda _: None, begin_stream=lambda _: None, finish=lambda: None
 )
 
 

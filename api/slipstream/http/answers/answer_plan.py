@@ -6,20 +6,20 @@ carry it out.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from msgspec import UNSET, Raw, UnsetType
 
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.delta_batch import TokenLogprobs
 from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.echo import Echo
 from slipstream.http.answers.event_ids import MAX_CURSORS, AnswerId, StreamCursor, checksum_of
 from slipstream.http.openai.answer_parts import AnswerParts
 from slipstream.http.openai.logprob_bodies import TextPosition
-from slipstream.http.openai.response_bodies import Choice, Logprobs, LogprobsById
+from slipstream.http.openai.logprob_pieces import ShownLogprobs
+from slipstream.http.openai.response_bodies import Choice
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta
 
@@ -41,11 +41,11 @@ class ChoiceContent:
 
     index: int
     text: str | Raw
-    logprobs: Logprobs | Raw | None
+    logprobs: Raw | None
     finish_reason: str | None
     token_ids: list[int] = field(default_factory=list)  # empty unless the shape has ids
     stop_reason: int | str | None = None
-    prompt_logprobs: list[LogprobsById | None] | UnsetType | None = UNSET
+    prompt_logprobs: Raw | UnsetType | None = UNSET
     prompt_ids: list[int] | UnsetType = UNSET  # if the shape has ids: in a choice's first chunk
     parts: AnswerParts | None = None
     kind: int = 0
@@ -80,15 +80,13 @@ class AnswerShape(Protocol):
     def chunk(self, content: ChoiceContent) -> Choice:
         """A chunk of a choice."""
 
-    def logprobs(
-        self, entries: list[TokenLogprobs], k: int, texts: TokenTexts, position: TextPosition
-    ) -> Logprobs:
-        """Log-probabilities of tokens whose text begins at `position`; advances it past them."""
+    def logprobs(self, shown: ShownLogprobs, *, is_line: bool) -> Iterator[bytes]:
+        """Log-probabilities as JSON, in pieces."""
 
     def logprobs_json(
         self, delta: Delta, texts: TokenTexts, position: TextPosition
     ) -> bytes | None:
-        """`logprobs` of a delta as JSON, by a fast path.
+        """`logprobs` of a delta whose text begins at `position`, by a fast path.
 
         None if there is none; `position` is unchanged then.
         """

@@ -3,8 +3,8 @@
 - A delta is one write: all events that it gives, each with its `id:` line if the client may resume.
   What continues the open block is written from constant parts, and where events have no ids by the
   broadcast itself.
-- Log-probabilities of an answer that is sent as one response are written in time slices, as are the
-  events that end a streamed answer with log-probabilities: several of them have all of these.
+- Log-probabilities are held in columns, and encoded as they are sent, in time slices and while the
+  client reads. Of a streamed answer, several of the last events have all of them.
 - A streamed answer begins once its request is accepted, with the events that precede its text: a
   client knows its id while it waits for a place.
 - A resumed answer is read from its beginning and printed from the client's number on
@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
@@ -27,7 +26,6 @@ from slipstream.http.answers.block_printer import (
     BlockShape,
     BlockWriter,
     NumberedEvent,
-    blocks_of,
 )
 from slipstream.http.answers.blocks import Block, BlockKind, BlockReader
 from slipstream.http.answers.broadcast import ChunkFrame
@@ -35,8 +33,10 @@ from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
 from slipstream.http.answers.stream_queue import StreamQueue
 from slipstream.http.api_errors import ApiError
 from slipstream.http.openai.response_bodies import Usage
+from slipstream.http.response_encoding import encoded, has_holes
 from slipstream.http.time_slice import Parts, run_all
 from slipstream.outputs import Delta, events_of, id_column_of, join, kind_of
+from slipstream_ipc.history.event_log import joined_events
 from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import AnswerEvent, End, EventKind
 
@@ -85,12 +85,18 @@ class StreamedBlocks:
         if not self._grows or kind_of(delta) not in (self._kind, 0):
             self.write_deltas((delta,))
             return
-        event_ids, text = self._event_ids, delta.text
-        if event_ids is not None:  # as `_count`
+        text = delta.text
+        if self._event_ids is not None:  # as `_count`
             self._num_tokens += delta.num_tokens
             self._checksum = history_checksum(id_column_of(delta), self._checksum)
-        if not text:
-            return
+        if text:
+            self._write_text(text, part)
+        if self._logged is not None:
+            self._logged.take_tokens(delta)
+
+    def _write_text(self, text: str, part: bytes) -> None:
+        """Continue the open block."""
+        event_ids = self._event_ids
         number = self._writer.grow(text)
         id_line = b""
         if event_ids is not None:
@@ -122,22 +128,18 @@ class StreamedBlocks:
             found += self._writer.finish(end, self._live.usage())
         if not self._exchange.has_begun:  # the client has all of it
             self._live.begin_stream()
-        self._send(found)
         if self._logged is None:
+            self._send(found)
             self._exchange.finish()
         else:
-            parts = self._finish(end)
-            self._live.context.slices.add(partial(_go_on, self._live, parts), self._live.tenant)
+            self._live.run(self._finish(found, end))
 
-    def _finish(self, end: End) -> Parts[None]:
-        """Write the events that end the answer, one in each part."""
-        try:
-            for event in self._writer.finish_in_parts(end, self._live.usage()):
-                self._send((event,))
-                yield
-            self._exchange.finish()
-        except Exception:
-            self._live.handle_exception()
+    def _finish(self, found: Sequence[NumberedEvent], end: End) -> Parts[None]:
+        """Write these events, then those that end the answer."""
+        yield from self._written(found)
+        for event in self._writer.finish_in_parts(end, self._live.usage()):
+            yield from self._written((event,))
+        self._exchange.finish()
 
     def _take(self, deltas: Sequence[Delta]) -> list[NumberedEvent]:
         """The events to be written of consecutive deltas."""
@@ -147,7 +149,8 @@ class StreamedBlocks:
         is_accepted = not (deltas or self._state.is_over)
         found = self._begin() if events or is_accepted else []
         if self._logged is not None:
-            found += [each for delta in deltas for each in self._logged.take(delta)]
+            for delta in deltas:
+                found += self._logged.take(delta)
         elif events:
             found += self._writer.write(events)
         if not (self._is_behind or self._withheld):
@@ -173,15 +176,25 @@ class StreamedBlocks:
             return
         if not self._exchange.has_begun:
             self._live.begin_stream()
-        event_ids = self._event_ids
-        if event_ids is None:
-            self._exchange.write(b"".join([event.data for event in events]))
-            return
-        num_tokens, checksum = self._num_tokens, self._checksum
-        data: list[bytes] = []
+        if self._logged is not None and any(has_holes(event.data) for event in events):
+            self._live.run(self._written(events))
+        else:
+            self._exchange.write(b"".join(map(self._with_id, events)))
+
+    def _written(self, events: Sequence[NumberedEvent]) -> Parts[None]:
+        """Write events piece by piece: some have many log-probabilities."""
+        assert self._logged is not None
+        blocks = self._writer.blocks
         for event in events:
-            data += (event_ids.advance_to(event.number, num_tokens, checksum), event.data)
-        self._exchange.write(b"".join(data))
+            for piece in self._logged.filled(self._with_id(event), blocks, is_line=True):
+                self._exchange.write(piece)
+                yield
+
+    def _with_id(self, event: NumberedEvent) -> bytes:
+        if self._event_ids is None:
+            return event.data
+        position = event.number, self._num_tokens, self._checksum
+        return self._event_ids.advance_to(*position) + event.data
 
     @property
     def _is_behind(self) -> bool:
@@ -206,12 +219,12 @@ class StreamedBlocks:
         self._grows = (
             block is not None
             and block.input is None
-            and self._logged is None
             and self._writer.is_past
             and not self._is_behind
             and self._exchange.has_begun
         )
-        stream.is_text_only = self._grows and self._event_ids is None
+        is_plain = self._event_ids is None and self._logged is None
+        stream.is_text_only = self._grows and is_plain
         if block is None or block is self._framed or not self._grows:
             return
         parts = self._writer.frame(block)
@@ -247,38 +260,36 @@ class UnaryBlocks:
             return
         parts = self._write(state)
         if live.plan.has_logprobs:
-            live.context.slices.add(partial(_go_on, live, parts), live.tenant)
+            live.run(parts)
         else:
             run_all(parts)
 
     def _write(self, state: StreamState) -> Parts[None]:
-        live = self._live
+        live, end = self._live, state.end
+        assert end is not None
         try:
-            assert state.end is not None
-            whole = join(state.deltas, state.end)
+            whole = join(state.deltas, end)
             state.deltas.clear()
-            blocks = yield from self._blocks(whole, state.end)
+            reader = BlockReader(self._printer.custom_tools)
+            logged = _logged(live, reader.read, lambda: reader.open_block)
+            if logged is None:
+                reader.read(joined_events(events_of(whole)))
+            else:
+                logged.take(whole)
+            del whole
+            reader.close(is_complete=end.reason == "stop")
             live.num_unwritten -= 1
-            body = self._printer.whole(blocks, state.end, live.usage())
-            live.respond(body)
+            body = encoded(self._printer.whole(reader.blocks, end, live.usage()))
+            if logged is None:
+                live.respond(body)
+            else:
+                yield
+                pieces = logged.filled(body, reader.blocks, is_line=False)
+                yield from live.respond_in_pieces(pieces)
         except (ApiError, SlipstreamError) as error:
             live.fail(error)
         except Exception:
             live.handle_exception()
-
-    def _blocks(self, whole: Delta, end: End) -> Parts[list[Block]]:
-        custom_tools = self._printer.custom_tools
-        reader = BlockReader(custom_tools)
-        logged = _logged(self._live, reader.read, lambda: reader.open_block)
-        if logged is None:
-            return blocks_of(events_of(whole), end, custom_tools)
-        yield from logged.take_in_parts(whole)
-        reader.close(is_complete=end.reason == "stop")
-        return reader.blocks
-
-
-def _go_on(live: LiveAnswer, parts: Parts[None]) -> bool:
-    return live.exchange.is_open and next(parts, live) is not live
 
 
 def _logged(

@@ -1,21 +1,19 @@
 """Log-probabilities of answers that are printed by blocks: each block of content gets those of its
-tokens, as JSON.
+tokens. Its printer leaves holes for them (`response_encoding.hole`), which have its index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from msgspec import Raw
-
 from slipstream.http.answers.blocks import Block, BlockKind
-from slipstream.http.answers.content_tokens import only_content
-from slipstream.http.openai.logprob_bodies import chat_logprobs
+from slipstream.http.answers.content_tokens import add_content
+from slipstream.http.openai.held_logprobs import HeldLogprobs
+from slipstream.http.openai.logprob_pieces import ShownLogprobs, entry_pieces
 from slipstream.http.openai.vocabulary import TokenTexts
-from slipstream.http.response_encoding import json_raw
-from slipstream.http.time_slice import Parts, run_all
-from slipstream.outputs import Delta, events_of, kind_of, logprobs_in_parts
+from slipstream.http.response_encoding import filled
+from slipstream.outputs import Delta, events_of, kind_of
 from slipstream_ipc.messages import AnswerEvent, EventKind
 
 Made = TypeVar("Made")
@@ -36,39 +34,47 @@ class LoggedDeltas(Generic[Made]):
         self._texts = texts
         self._hand_on = hand_on
         self._open_block = open_block
-        self._held: list[Raw] = []  # of tokens without text before a block
+        self._held = HeldLogprobs()  # of tokens without text before a block
 
     def take(self, delta: Delta) -> list[Made]:
         """What `hand_on` makes of a delta's events."""
-        return run_all(self.take_in_parts(delta))
-
-    def take_in_parts(self, delta: Delta) -> Parts[list[Made]]:
-        """`take`, for a delta with very many tokens."""
         found: list[Made] = []
-        left = yield from self._shown(delta)
-        is_listed = kind_of(delta) is None
+        if kind_of(delta) is not None:
+            for event in events_of(delta):
+                found += self._hand_on((event,))
+            self.take_tokens(delta)
+            return found
+        left = HeldLogprobs()
+        add_content(left, delta)
         for event in events_of(delta):
             found += self._hand_on((event,))
             if event.kind == EventKind.CONTENT:
-                num = event.num_tokens if is_listed else len(left)
-                self._add(left[:num])
-                del left[:num]
-        self._add(left)
+                self._growing().extend(left.take(event.num_tokens))
+        self._growing().extend(left)
         return found
 
-    def _shown(self, delta: Delta) -> Parts[list[Raw]]:
-        k, texts = self._num_logprobs, self._texts
-        found: list[Raw] = []
-        for part in only_content(logprobs_in_parts(delta), delta):
-            found += [json_raw(token) for token in chat_logprobs(part, k, texts).content]
-            yield
-        return found
+    def take_tokens(self, delta: Delta) -> None:
+        """Take the tokens of a delta that lists no events, which have been handed on."""
+        add_content(self._growing(), delta)
 
-    def _add(self, shown: list[Raw]) -> None:
+    def _growing(self) -> HeldLogprobs:
+        """Where the next tokens belong."""
         block = self._open_block()
         if block is None or block.kind != BlockKind.CONTENT:
-            self._held += shown
-            return
-        block.logprobs += self._held
-        block.logprobs += shown
-        self._held.clear()
+            return self._held
+        if block.logprobs is None:
+            block.logprobs, self._held = self._held, HeldLogprobs()
+        elif self._held.num_tokens:
+            block.logprobs.extend(self._held)
+            self._held = HeldLogprobs()
+        return block.logprobs
+
+    def filled(self, encoded: bytes, blocks: Sequence[Block], *, is_line: bool) -> Iterator[bytes]:
+        """What a printer has made of these blocks, in pieces. is_line: see `logprob_pieces`."""
+
+        def fill(index: int) -> Iterator[bytes]:
+            tokens = blocks[index].logprobs or HeldLogprobs()
+            shown = ShownLogprobs(self._num_logprobs, self._texts, tokens)
+            return entry_pieces(shown, is_line=is_line)
+
+        return filled(encoded, fill)

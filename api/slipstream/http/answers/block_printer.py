@@ -128,6 +128,11 @@ class BlockWriter:
         """The block that grows; None between blocks."""
         return self._reader.open_block
 
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """Those that have begun."""
+        return self._reader.blocks
+
     def frame(self, block: Block) -> TextFrame:
         """The constant parts of the events with a block's text."""
         if self._frame is None or self._frame[0] is not block:

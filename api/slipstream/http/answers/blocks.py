@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from io import StringIO
 
-from msgspec import Raw
-
 from slipstream.http.openai.custom_tools import InputReader
+from slipstream.http.openai.held_logprobs import HeldLogprobs
 from slipstream_ipc.messages import AnswerEvent, EventKind
 from slipstream_ipc.validation.kept_size import num_text_bytes
 
@@ -46,7 +45,7 @@ class Block:
 
     is_complete: it has ended, and was not cut off: a call has its CALL_ENDS, any other block is
     followed by something, or the model ended the answer.
-    logprobs: of content's tokens, as JSON; empty unless asked for. input: of a custom tool's call.
+    logprobs: of content's tokens; None unless asked for. input: of a custom tool's call.
     """
 
     index: int
@@ -55,7 +54,7 @@ class Block:
     call_id: str = ""
     name: str = ""
     is_complete: bool = False
-    logprobs: list[Raw] = field(default_factory=list)
+    logprobs: HeldLogprobs | None = None
     input: InputReader | None = None
     _text: StringIO = field(default_factory=StringIO)  # a list of pieces takes twenty times as much
 

@@ -6,33 +6,30 @@ with a kind all tokens are of that kind, and listed events say how many tokens t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress
+from collections.abc import Sequence
+from itertools import groupby
 
-from slipstream.delta_batch import TokenLogprobs
-from slipstream.outputs import Delta, events_of, kind_of
+from slipstream.delta_batch import EntryColumns
+from slipstream.http.openai.held_logprobs import HeldLogprobs
+from slipstream.outputs import Delta, columns_of, events_of, kind_of
 from slipstream_ipc.messages import AnswerEvent, EventKind
 
 
-def content_logprobs(delta: Delta) -> list[TokenLogprobs]:
-    """The log-probabilities of a delta's content; empty where it has none."""
-    entries = delta.logprobs or []
-    return [each for part in only_content([entries], delta) for each in part]
-
-
-def only_content(
-    entries: Iterable[list[TokenLogprobs]], delta: Delta
-) -> Iterator[list[TokenLogprobs]]:
-    """The log-probabilities of a delta's content. entries: of all its tokens, in parts. Of a stream
-    that is not read as events everything is content.
+def add_content(held: HeldLogprobs, delta: Delta) -> None:
+    """Add the log-probabilities of a delta's content. Of a stream that is not read as events
+    everything is content.
     """
-    kind = kind_of(delta)
-    if kind is None:
-        are_content = iter(content_tokens(events_of(delta), delta.num_tokens))
-        for part in entries:
-            yield list(compress(part, are_content))
-    elif kind in (0, EventKind.CONTENT):
-        yield from entries
+    columns, kind = columns_of(delta), kind_of(delta)
+    if kind is not None:
+        if kind in (0, EventKind.CONTENT):
+            held.add(columns)
+        return
+    at = 0
+    for is_content, tokens in groupby(content_tokens(events_of(delta), delta.num_tokens)):
+        end = at + sum(1 for _ in tokens)
+        if is_content:
+            held.add(_some(columns, at, end))
+        at = end
 
 
 def content_tokens(events: Sequence[AnswerEvent], num_tokens: int) -> list[bool]:
@@ -43,3 +40,14 @@ def content_tokens(events: Sequence[AnswerEvent], num_tokens: int) -> list[bool]
         found += [event.kind == EventKind.CONTENT] * event.num_tokens
     del found[num_tokens:]
     return found + [False] * (num_tokens - len(found))
+
+
+def _some(columns: EntryColumns, begin: int, end: int) -> EntryColumns:
+    own, all_of = (
+        slice(4 * begin, 4 * end),
+        slice(4 * begin * columns.width, 4 * end * columns.width),
+    )
+    ranks, token_ids = columns.ranks[own], columns.token_ids[own]
+    return EntryColumns(
+        token_ids, columns.width, columns.values[all_of], columns.ids[all_of], ranks
+    )

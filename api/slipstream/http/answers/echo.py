@@ -12,14 +12,14 @@
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from slipstream.http.openai.logprob_bodies import shown_logprob, top_logprobs_by_name
-from slipstream.http.openai.response_bodies import CompletionLogprobs
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.http.openai.logprob_pieces import MOST_IDS
 from slipstream.http.openai.vocabulary import TokenTexts
-from slipstream.http.time_slice import Parts
-from slipstream.outputs import PromptTokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,38 +42,22 @@ class Echo:
         return texts.decode(prompt_ids, skip_special_tokens=False)
 
 
-def echo_logprobs(
-    prompt_ids: Sequence[int],
-    entries: Iterable[PromptTokenLogprobs],
-    k: int,
-    texts: TokenTexts,
-    text: str,
-) -> Parts[CompletionLogprobs]:
-    """The columns of a prompt that is shown as `text`, with the top `k` candidates per token."""
-    values: list[float | None] = []
-    tops: list[dict[str, float] | None] = []
-    for some in entries:
-        for entry in some:
-            own = None if entry is None else next(iter(entry.values()))
-            values.append(None if own is None else shown_logprob(own))
-            tops.append(None if entry is None else top_logprobs_by_name(entry, k, texts))
-        yield
-    tokens = [texts.of(token_id).name for token_id in prompt_ids]
-    return CompletionLogprobs(_offsets(prompt_ids, texts, text), values, tokens, tops)
-
-
-def _offsets(prompt_ids: Sequence[int], texts: TokenTexts, text: str) -> list[int]:
-    """Where each token's text begins in `text`, in characters."""
-    offset, offsets = 0, []
+def token_offsets(
+    prompt_ids: npt.NDArray[np.uint32], texts: TokenTexts, text: str
+) -> Iterator[list[int]]:
+    """Where each token's text begins in `text`, in characters; some tokens at a time."""
+    offset = 0
     decoder = getincrementaldecoder("utf-8")("replace")
-    for token_id in prompt_ids:
-        offsets.append(offset)
-        token = texts.of(token_id)
-        chars = decoder.decode(token.raw or b"")
-        if text.startswith(chars, offset):
-            offset += len(chars)
-        elif not offset and chars.startswith(" ") and text.startswith(chars[1:]):
-            offset += len(chars) - 1
-        elif not token.is_added:  # the tokenizer normalizes text: the offset is an estimate
-            offset = min(offset + len(chars), len(text))
-    return offsets
+    for at in range(0, len(prompt_ids), MOST_IDS):
+        offsets: list[int] = []
+        for token_id in prompt_ids[at : at + MOST_IDS].tolist():
+            offsets.append(offset)
+            token = texts.of(token_id)
+            chars = decoder.decode(token.raw or b"")
+            if text.startswith(chars, offset):
+                offset += len(chars)
+            elif not offset and chars.startswith(" ") and text.startswith(chars[1:]):
+                offset += len(chars) - 1
+            elif not token.is_added:  # the tokenizer normalizes text: the offset is an estimate
+                offset = min(offset + len(chars), len(text))
+        yield offsets

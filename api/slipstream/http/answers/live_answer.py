@@ -5,6 +5,8 @@ It handles failures and disconnects, and computes usage and what is shown of the
 
 - When the client disconnects or one stream fails, all streams of the request are abandoned. If the
   client has event ids, a disconnect leaves them running for `resume_s`: it may resume.
+- What is too much for one turn of the loop is written by `run`, in time slices and while the client
+  reads; nothing else is written until it has been.
 - A stream that was aborted by its id has ended with the finish reason `abort`; it has not failed.
 """
 
@@ -13,14 +15,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.delta_batch import TokenLogprobs
 from slipstream.errors import (
     BadRequestError,
     EngineError,
@@ -28,35 +31,35 @@ from slipstream.errors import (
     SupersededError,
     of_prompt,
 )
-from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape, prompt_name
+from slipstream.http.answers.answer_plan import AnswerPlan, prompt_name
 from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.broadcast import Broadcast
-from slipstream.http.answers.echo import echo_logprobs
+from slipstream.http.answers.echo import token_offsets
 from slipstream.http.answers.event_ids import EventId, EventIdWriter, StreamCursor
 from slipstream.http.api_errors import ApiError, error_of
 from slipstream.http.changed_turns import tell_changed_turns
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, HttpRequest
+from slipstream.http.openai.held_logprobs import HeldLogprobs
 from slipstream.http.openai.ignored_fields import told_fields
-from slipstream.http.openai.logprob_bodies import TextPosition, concat_logprobs, logprobs_by_id
+from slipstream.http.openai.logprob_bodies import TextPosition
+from slipstream.http.openai.logprob_pieces import EchoedTokens, ShownLogprobs, prompt_pieces
 from slipstream.http.openai.response_bodies import (
-    CompletionLogprobs,
     CompletionTokensDetails,
-    Logprobs,
-    LogprobsById,
     PromptTokensDetails,
     Usage,
 )
 from slipstream.http.openai.vocabulary import TextsByModel
-from slipstream.http.response_encoding import event, json_response
+from slipstream.http.response_encoding import JSON, Response, event
 from slipstream.http.shares import Shares
 from slipstream.http.time_slice import Parts, TimeSlicedQueue
-from slipstream.prompt_logprobs import PromptTokenLogprobs
+from slipstream.prompt_logprobs import PromptPieces
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import End
 from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
+_WHOLE_BYTES = 2**18  # of a complete answer that is sent at once though it is made in pieces
 
 
 class StreamEngine(Protocol):
@@ -88,7 +91,7 @@ class AnswerContext:
 
 class LiveAnswer:
     """The streams of one request while they run. num_unwritten: choices not written yet.
-    failure_event: the last event of a stream that fails.
+    failure_event: the last event of a stream that fails. resume: called when more may be written.
     """
 
     def __init__(self, plan: AnswerPlan, exchange: Exchange, context: AnswerContext) -> None:
@@ -102,8 +105,9 @@ class LiveAnswer:
         self.event_ids: EventIdWriter | None = None
         self._has_settled = False
         self._echo_texts: dict[int, str] = {}  # of prompts, by number
-        self._echoes: dict[int, CompletionLogprobs] = {}
-        self._echoing: set[int] = set()  # prompts whose echo is being made
+        self._parts: deque[Parts[None]] = deque()  # to be run
+        self._is_running = False  # they are in the queue of time slices
+        self.resume: Callable[[], None] = _nothing_to_resume
         self.failure_event: Callable[[ApiError], bytes] = _failure_event
         if plan.is_resumable:
             self.event_ids = EventIdWriter(
@@ -121,6 +125,7 @@ class LiveAnswer:
                 )
             )
         exchange.on_disconnect = self._on_disconnect
+        exchange.on_writable = self._go_on
 
     def cursor(self, index: int) -> StreamCursor:
         """The client's cursor in a stream when the request began."""
@@ -137,15 +142,92 @@ class LiveAnswer:
         else:
             asyncio.get_running_loop().call_later(self.context.limits.resume_s, self.abandon)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being written in time slices."""
+        return bool(self._parts)
+
+    def run(self, parts: Parts[None]) -> None:
+        """Run it in time slices, behind what is run already, and while the client reads."""
+        self._parts.append(parts)
+        self.exchange.hold(True)
+        self._go_on()
+
+    def write(self, data: bytes) -> None:
+        """Write behind everything that is being written."""
+        if self._parts:
+            self.run(self._written((data,)))
+        else:
+            self.exchange.write(data)
+
+    def write_in_pieces(self, pieces: Iterable[bytes]) -> None:
+        """Write pieces, each made when its turn comes, behind everything that is being written."""
+        self.run(self._written(pieces))
+
+    def _written(self, pieces: Iterable[bytes]) -> Parts[None]:
+        for piece in pieces:
+            self.exchange.write(piece)
+            yield
+
+    def _go_on(self) -> None:
+        """Backpressure has ended, or there is something to run."""
+        if not self._parts:
+            self.resume()
+        elif not (self._is_running or self.exchange.is_paused):
+            self._is_running = True
+            self.context.slices.add(self._run_part, self.tenant)
+
+    def _run_part(self) -> bool:
+        """Run a part; whether there are more that can be run now."""
+        exchange = self.exchange
+        if exchange.is_open and not exchange.is_paused:
+            try:
+                next(self._parts[0])
+            except StopIteration:
+                self._parts.popleft()
+            except (ApiError, SlipstreamError) as error:
+                self.fail(error)
+            except Exception:
+                self.handle_exception()
+        if not exchange.is_open:
+            self._parts.clear()
+        elif self._parts and not exchange.is_paused:
+            return True
+        self._is_running = False
+        if not self._parts:
+            exchange.hold(False)
+            if exchange.is_open:
+                self.resume()
+        return False
+
     def begin_stream(self) -> None:
         """Send the head of the event stream."""
         self._tell()
         self.exchange.begin_stream()
 
-    def respond(self, body: Struct) -> None:
-        """Send the complete answer."""
+    def respond(self, body: bytes) -> None:
+        """Send the complete answer, which is JSON."""
         self._tell()
-        self.exchange.respond(json_response(200, body))
+        self.exchange.respond(Response(200, body))
+
+    def respond_in_pieces(self, pieces: Iterator[bytes]) -> Parts[None]:
+        """Send the complete answer, in pieces as they are made where they are large."""
+        exchange, made, num_bytes = self.exchange, [], 0
+        for piece in pieces:
+            if exchange.has_begun:
+                exchange.write(piece)
+            else:
+                made.append(piece)
+                num_bytes += len(piece)
+                if num_bytes > _WHOLE_BYTES and exchange.takes_pieces:
+                    self._tell()
+                    exchange.begin_stream(JSON)
+                    exchange.write(b"".join(made))
+            yield
+        if exchange.has_begun:
+            exchange.finish()
+        else:
+            self.respond(b"".join(made))
 
     def _tell(self) -> None:
         """Say in the head what was done to turns, and what is not enforced of schemas."""
@@ -173,7 +255,10 @@ class LiveAnswer:
         if error.status >= 500:
             _logger.warning("%s", error, extra=of_requests(self.exchange.request.id))
         exchange = self.exchange
-        if exchange.has_begun:
+        self._parts.clear()
+        if exchange.has_begun and not self.plan.is_stream:
+            exchange.drop()
+        elif exchange.has_begun:
             exchange.write(self.failure_event(error))
             exchange.finish()
         else:
@@ -206,67 +291,45 @@ class LiveAnswer:
         if self.exchange.is_open:
             self.fail(error)
 
-    def choice_parts(
+    def shown(
         self,
-        shape: AnswerShape,
         index: int,
         position: TextPosition,
         text: str,
-        entries: Iterable[list[TokenLogprobs]],
+        tokens: HeldLogprobs,
         reason: str | None,
         *,
         is_first: bool,
-    ) -> Parts[tuple[str, Logprobs | None, str | None]]:
+    ) -> tuple[str, ShownLogprobs | None, str | None]:
         """A choice's text, log-probabilities and finish reason. The text begins at `position`.
 
         is_first: nothing of the choice has been written; the prompt is put in front if echoed.
         """
-        echo, k = self.plan.echo, self.plan.num_logprobs
+        echo, k, prompt = self.plan.echo, self.plan.num_logprobs, None
         if echo is not None and echo.is_prompt_only:
-            text, entries, reason = "", [], reason and "length"
-        parts: list[Logprobs] = []
+            text, tokens, reason = "", HeldLogprobs(), reason and "length"
         if echo is not None and is_first:
-            prompt = self._echoed_text(index)
-            text = prompt + text
-            found = None if k is None else (yield from self.echoed_logprobs(index))
-            if k is None or found is None:  # None: aborted before they came, so without a token
-                return text, None, reason
-            position.offset = len(prompt)
-            parts.append(found)
+            echoed = self._echoed_text(index)
+            text = echoed + text
+            if k is not None:
+                prompt = self._echoed_tokens(index, echoed)
+                if prompt is None:  # aborted before they came, so without a token
+                    return text, None, reason
+                position.offset = len(echoed)
         if k is None:
             return text, None, reason
-        for some in entries:
-            parts.append(shape.logprobs(some, k, self.texts, position))
-            yield
-        if not parts:
-            parts.append(shape.logprobs([], k, self.texts, position))
-        return text, parts[0] if len(parts) == 1 else concat_logprobs(parts), reason
+        return text, ShownLogprobs(k, self.texts, tokens, position, prompt), reason
 
-    def echoed_logprobs(self, index: int) -> Parts[CompletionLogprobs | None]:
-        """Log-probabilities of a choice's echoed prompt, made once for all choices of the prompt.
-        None if the choice was aborted before they came, or has failed before they were made.
+    def _echoed_tokens(self, index: int, text: str) -> EchoedTokens | None:
+        """The tokens of a choice's echoed prompt, shown as `text`; None if the choice was aborted
+        before they came.
         """
-        plan, state, number = self.plan, self.plan.states[index], index // self.plan.id.num_answers
-        entries, echo, k = _prompt_logprobs(state), plan.echo, plan.num_logprobs
-        if entries is None:
+        state = self.plan.states[index]
+        found = _prompt_logprobs(state)
+        if found is None:
             return None
-        while number in self._echoing and state.error is None:
-            yield
-        if number not in self._echoes:
-            if state.error is not None:  # what it has is written at once, in no time slices
-                return None
-            assert echo is not None
-            assert k is not None
-            self._echoing.add(number)
-            try:
-                prompt_ids = u32(state.prompt_ids or b"").tolist()
-                text = self._echoed_text(index)
-                self._echoes[number] = yield from echo_logprobs(
-                    prompt_ids, entries, k, self.texts, text
-                )
-            finally:
-                self._echoing.discard(number)
-        return self._echoes[number]
+        ids = u32(state.prompt_ids or b"")
+        return EchoedTokens(ids, found, partial(token_offsets, ids, self.texts, text))
 
     def _echoed_text(self, index: int) -> str:
         """A choice's echoed prompt, made once for all choices of the prompt."""
@@ -336,21 +399,20 @@ class LiveAnswer:
         before = self.prompt_ids(index) if is_first else []
         return before if echo.is_prompt_only else before + ids
 
-    def prompt_logprobs(self, index: int) -> Parts[list[LogprobsById | None] | None]:
-        """Prompt log-probabilities of a choice; None if not asked for, or aborted too early."""
+    def prompt_logprobs(self, index: int) -> Callable[[], Iterator[bytes]] | None:
+        """Makes the JSON of a choice's prompt log-probabilities; None if not asked for, or aborted
+        too early.
+        """
         k = self.plan.num_prompt_logprobs
         if k is None:
             return None
         first = index - index % self.plan.id.num_answers  # choice of the same prompt
-        state = self.plan.states[first]
-        found = _prompt_logprobs(state)
-        if found is None:
-            return None
-        shown: list[LogprobsById | None] = []
-        for some in found:
-            shown += logprobs_by_id(some, k, self.texts)
-            yield
-        return shown
+        found = _prompt_logprobs(self.plan.states[first])
+        return None if found is None else partial(prompt_pieces, found, k, self.texts)
+
+
+def _nothing_to_resume() -> None:
+    """Nothing is written that waits for the client."""
 
 
 def tell_left_out(
@@ -380,14 +442,14 @@ def _failure_event(error: ApiError) -> bytes:
     return event(error.body)
 
 
-def _prompt_logprobs(state: StreamState) -> Iterator[PromptTokenLogprobs] | None:
-    """Log-probabilities of the prompt, in parts. None if the stream was aborted before they came.
+def _prompt_logprobs(state: StreamState) -> PromptPieces | None:
+    """Log-probabilities of the prompt. None if the stream was aborted before they came.
 
     Raises: ApiError if they are missing otherwise.
     """
     pieces = state.prompt_logprobs
     if pieces is not None and pieces.is_whole:
-        return pieces.read_in_parts()
+        return pieces
     if state.end is None or state.end.reason != "abort":
         raise ApiError(
             500, "the engine sent no log-probabilities of the prompt", code="engine_error"

@@ -1,15 +1,15 @@
 """Hands the deltas of a streamed answer's stream to what writes them, as its client reads.
 
-Under backpressure, deltas stay in the stream's queue, where they are merged (`unread_deltas`), and
-leave in few portions once there is room: a slow reader costs no more than its answer and delays no
-other. It is dropped above `held_bytes`, or after `stall_s` (`connection`).
+Under backpressure, and while something is written in time slices, deltas stay in the stream's
+queue, where they are merged (`unread_deltas`), and leave in few portions once there is room: a slow
+reader costs no more than its answer and delays no other. It is dropped above `held_bytes`, or after
+`stall_s` (`connection`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Protocol
 
 from slipstream.client.streams.stream_state import StreamState
@@ -18,7 +18,6 @@ from slipstream.http.answers.broadcast import ChunkWriter
 from slipstream.http.answers.live_answer import LiveAnswer, is_whole, raise_failure
 from slipstream.http.api_errors import ApiError
 from slipstream.http.response_encoding import json_part
-from slipstream.http.time_slice import Parts
 from slipstream.outputs import Delta, begin_of, end_of
 from slipstream_ipc.telemetry.logs import of_requests
 
@@ -53,24 +52,12 @@ class StreamQueue:
         self._writer = writer
         self._token_bytes = token_bytes
         self._has_ended = False  # the end has been handled
-        self._preparation: Callable[[], Parts[object]] | None = None
-        self._is_preparing = False
         self.stream = live.context.broadcast.join(state, self, live.exchange, live.handle_exception)
 
-    def prepare(self, preparation: Callable[[], Parts[object]]) -> None:
-        """Run this in time slices once there is something to write, and write nothing before."""
-        self._preparation = preparation
-
     def ring(self, state: StreamState) -> None:
-        """There are new deltas, the stream has ended, or backpressure has ended."""
+        """There are new deltas, the stream has ended, or more may be written."""
         exchange = self._exchange
-        if self._has_ended or self._is_preparing or not exchange.is_open:
-            return
-        if self._preparation is not None and state.error is None:
-            if state.deltas or state.is_over:
-                self._is_preparing = True
-                parts = self._preparation()
-                self._live.context.slices.add(partial(self._go_on, parts), self._live.tenant)
+        if self._has_ended or not exchange.is_open:
             return
         try:
             if exchange.is_paused:
@@ -80,6 +67,8 @@ class StreamQueue:
                         extra=of_requests(exchange.request.id),
                     )
                     exchange.drop()
+            elif self._live.is_busy:
+                return
             elif self._writer.is_plain and not state.is_over and len(state.deltas) == 1:
                 delta = state.deltas.popleft()
                 self._writer.write_delta(delta, json_part(delta.text))
@@ -90,24 +79,8 @@ class StreamQueue:
         except Exception:
             self._live.handle_exception()
 
-    def _go_on(self, parts: Parts[object]) -> bool:
-        """Run a part of the preparation; whether there is more of it."""
-        if not self._exchange.is_open:
-            return False
-        try:
-            next(parts)
-            return True
-        except StopIteration:
-            self._preparation, self._is_preparing = None, False
-            self.ring(self._state)
-        except (ApiError, SlipstreamError) as error:
-            self._live.fail(error)
-        except Exception:
-            self._live.handle_exception()
-        return False
-
     def resume(self) -> None:
-        """Backpressure has ended."""
+        """More may be written."""
         self.ring(self._state)
 
     def _flush(self) -> None:
@@ -118,11 +91,13 @@ class StreamQueue:
             if state.is_over and not state.deltas:
                 break
             self._writer.write_deltas(deltas)
-            if self._exchange.is_paused or not state.deltas:
+            if self._exchange.is_paused or self._live.is_busy or not state.deltas:
                 return
         self._live.settle(state)
         if not is_whole(state):
             self._writer.write_deltas(deltas)
+            if self._live.is_busy:
+                return
         raise_failure(state, self._live.plan)
         self._has_ended = True
         self._live.num_unwritten -= 1

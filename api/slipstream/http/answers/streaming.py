@@ -8,25 +8,24 @@ Answers that are not streamed are written by `unary`; what both share is in `liv
   unit. Deltas without anything to show move the cursor and are not written.
 - The answer does not begin before the first text, so that an earlier failure gets a status code. A
   later failure is the last event, with no [DONE] after it.
-- Under backpressure, deltas wait in the stream's queue (`stream_queue`); and while the
-  log-probabilities of an echoed prompt are made, in time slices.
+- Deltas wait in the stream's queue (`stream_queue`) under backpressure, and while a chunk with many
+  log-probabilities, as of an echoed prompt, is written in time slices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from msgspec import UNSET, Raw, structs
 
-from slipstream.delta_batch import TokenLogprobs
 from slipstream.errors import StreamLostError
 from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape, ChoiceContent
 from slipstream.http.answers.block_answers import StreamedBlocks, UnaryBlocks
 from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.broadcast import ChunkFrame
-from slipstream.http.answers.content_tokens import content_logprobs
+from slipstream.http.answers.content_tokens import add_content
 from slipstream.http.answers.event_ids import EventCursor, StreamCursor
 from slipstream.http.answers.live_answer import (
     AnswerContext,
@@ -42,12 +41,15 @@ from slipstream.http.openai.answer_parts import (
     parts_of,
 )
 from slipstream.http.openai.custom_tools import CustomCalls
+from slipstream.http.openai.held_logprobs import HeldLogprobs
 from slipstream.http.openai.logprob_bodies import TextPosition
+from slipstream.http.openai.logprob_pieces import ShownLogprobs, advance
 from slipstream.http.openai.response_bodies import NULL, Answer, Choice, Usage
-from slipstream.http.response_encoding import DONE_EVENT, event, json_part, json_raw
-from slipstream.http.time_slice import run_all
+from slipstream.http.response_encoding import DONE_EVENT, event, filled, hole, json_part
+from slipstream.http.time_slice import Parts
 from slipstream.outputs import (
     Delta,
+    columns_of,
     events_of,
     id_column_of,
     kind_of,
@@ -56,6 +58,7 @@ from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import EventKind, Fault
 
 _HOLE = b"\0"  # where the text goes in an encoded chunk; never raw in JSON
+_MOST_AT_ONCE = 2**13  # candidates in a chunk that is made in one piece: 2 ms
 _CANDIDATE_BYTES = 64  # of one candidate's log-probability as JSON, estimated
 
 
@@ -66,7 +69,7 @@ def start_answer(plan: AnswerPlan, exchange: Exchange, context: AnswerContext) -
     live = LiveAnswer(plan, exchange, context)
     try:
         if plan.is_stream:
-            exchange.on_writable = partial(_resume, _queues(live))
+            live.resume = partial(_resume, _queues(live))
         elif isinstance(plan.shape, BlockShape):
             UnaryBlocks(live, plan.shape)
         else:
@@ -84,6 +87,11 @@ def _queues(live: LiveAnswer) -> list[StreamQueue]:
     return [StreamedChoice(live, shape, index).queue for index in range(len(live.plan.states))]
 
 
+def _finished(exchange: Exchange) -> Parts[None]:
+    yield
+    exchange.finish()
+
+
 def _resume(queues: Sequence[StreamQueue]) -> None:
     for queue in queues:
         queue.resume()
@@ -95,12 +103,12 @@ class _ChunkContent:
 
     text: str = ""
     parts: AnswerParts | None = None
-    entries: list[TokenLogprobs] = field(default_factory=list)
+    tokens: HeldLogprobs = field(default_factory=HeldLogprobs)
     ids: list[int] = field(default_factory=list)
 
     @property
     def is_shown(self) -> bool:
-        return bool(self.text or self.parts or self.entries or self.ids)
+        return bool(self.text or self.parts or self.tokens.num_tokens or self.ids)
 
 
 class StreamedChoice:
@@ -143,8 +151,6 @@ class StreamedChoice:
             self._taken.prefix = self._event_ids.text_prefix
             stream.cursor = self._taken
         self._choose_writer()
-        if plan.echo is not None and self._with_logprobs:
-            self.queue.prepare(partial(live.echoed_logprobs, index))
 
     def frame(self, kind: int) -> ChunkFrame:
         """The constant parts of a chunk that contains a text. kind: see `Deltas.kinds`."""
@@ -165,7 +171,8 @@ class StreamedChoice:
             logprobs = Raw(_HOLE)
         else:
             has_logprobs = False
-            logprobs = json_raw(self._shape.logprobs([], 0, self._live.texts, self._position))
+            none = ShownLogprobs(0, self._live.texts)
+            logprobs = Raw(b"".join(self._shape.logprobs(none, is_line=True)))
         content = ChoiceContent(self._index, Raw(_HOLE), logprobs, None, kind=kind)
         before, *between, after = event(self._body(self._shape.chunk(content))).split(_HOLE)
         before, after = before + b'"', after + b"\r\n"
@@ -218,7 +225,7 @@ class StreamedChoice:
             found = self._shape.logprobs_json(delta, live.texts, self._position)
         if found is not None:
             self._write_plain(part, frame, frame.between + found)
-        elif text or delta.logprobs:
+        elif text or columns_of(delta).width:
             self._write(self._take([delta]), None)
 
     def _write_plain(self, part: bytes, frame: ChunkFrame, middle: bytes = b"") -> None:
@@ -292,10 +299,10 @@ class StreamedChoice:
                 portion.parts = parts
         if self._with_logprobs:
             for delta in deltas:
-                is_content_only = self._is_content_only
-                portion.entries += (
-                    content_logprobs(delta) if is_content_only else delta.logprobs or ()
-                )
+                if self._is_content_only:
+                    add_content(portion.tokens, delta)
+                else:
+                    portion.tokens.add(columns_of(delta))
         return portion
 
     def _write(self, portion: _ChunkContent, reason: str | None) -> None:
@@ -304,11 +311,11 @@ class StreamedChoice:
             self._write_plain(json_part(portion.text), self._text_frame)
             return
         plan, ids = self._live.plan, portion.ids
-        shown = self._live.choice_parts(
-            *(self._shape, self._index, self._position, portion.text, [portion.entries], reason),
+        text, shown, reason = self._live.shown(
+            *(self._index, self._position, portion.text, portion.tokens, reason),
             is_first=self._is_first,
         )
-        text, logprobs, reason = run_all(shown)
+        logprobs, pieces = self._logprobs(shown)
         is_first, self._is_first = self._is_first, False
         self.is_plain = self._may_be_plain and (plan.echo is None or not self._with_logprobs)
         self._choose_writer()
@@ -325,7 +332,25 @@ class StreamedChoice:
         choice = self._shape.chunk(content)
         id_line = self._advance(has_ended=reason is not None)
         usage = self._live.usage_so_far(self._index, self._taken.num_tokens)
-        self._exchange.write(id_line + event(self._body(choice, usage)))
+        data = id_line + event(self._body(choice, usage))
+        if pieces is None:
+            self._live.write(data)
+        else:
+            self._live.write_in_pieces(filled(data, lambda _: pieces))
+
+    def _logprobs(self, shown: ShownLogprobs | None) -> tuple[Raw | None, Iterator[bytes] | None]:
+        """The log-probabilities of a chunk; where they are many, or a prompt's, a hole for them and
+        what fills it in pieces.
+        """
+        if shown is None:
+            return None, None
+        if shown.prompt is None and shown.tokens.num_candidates <= _MOST_AT_ONCE:
+            return Raw(b"".join(self._shape.logprobs(shown, is_line=True))), None
+        shown.position = self._position.copy()
+        if self._live.plan.id.kind == "cmpl":  # the chunk's id says where its text ends
+            for part in shown.parts():
+                advance(self._position, part, shown.texts)
+        return hole(0), self._shape.logprobs(shown, is_line=True)
 
     def _finish(self) -> None:
         """Write usage and [DONE], after the end of the last stream."""
@@ -341,8 +366,11 @@ class StreamedChoice:
             if self._event_ids is not None:
                 self._event_ids.set_usage_sent()
             last = self._id_line() + event(self._body(None, live.usage()))
-        exchange.write(last + self._id_line() + DONE_EVENT)
-        exchange.finish()
+        live.write(last + self._id_line() + DONE_EVENT)
+        if live.is_busy:
+            live.run(_finished(exchange))
+        else:
+            exchange.finish()
 
     def _begin(self) -> None:
         """Write the head of the answer, and the chunks that precede each choice's first text."""

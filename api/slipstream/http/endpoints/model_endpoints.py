@@ -113,7 +113,7 @@ class ModelEndpoints:
         """POST `body` to `path`, one of `posts`, from within this process. Not for streams."""
         request = HttpRequest("POST", path, body=body)
         answered: Future[Response] = asyncio.get_running_loop().create_future()
-        exchange = Exchange(request, _InProcessSink(answered))
+        exchange = Exchange(request, _InProcessSink(answered), takes_pieces=False)
         self.handle(self.posts[path], request, exchange)
         try:
             return await answered
@@ -302,8 +302,8 @@ class _InProcessSink:
     def write(self, data: bytes) -> None:
         raise NotImplementedError("a caller in this process takes no streams")
 
-    def begin_stream(self) -> None:
-        self.write(b"")
+    def begin_stream(self, content_type: bytes, /) -> None:
+        self.write(content_type)
 
     def finish(self) -> None:
         self.write(b"")

@@ -7,19 +7,20 @@ usage, events, resuming and errors are as at the OpenAI endpoints.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
-from slipstream.delta_batch import TokenLogprobs
 from slipstream.errors import BadRequestError
 from slipstream.http.answers.answer_plan import WITH_IDS, AnswerPlan, ChoiceContent
 from slipstream.http.api_errors import bad_field, error_of
 from slipstream.http.openai.body_decoder import BodyDecoder
-from slipstream.http.openai.logprob_bodies import TextPosition, candidates_by_id
+from slipstream.http.openai.logprob_bodies import TextPosition
+from slipstream.http.openai.logprob_pieces import ShownLogprobs, pieces_by_id
 from slipstream.http.openai.request_bodies import GenerateRequest
-from slipstream.http.openai.response_bodies import Choice, GenerateChoice, Logprobs
+from slipstream.http.openai.response_bodies import Choice, GenerateChoice
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.planning.planner import (
     UNARY_STREAM_INTERVAL,
@@ -121,10 +122,8 @@ class GenerateShape:
     def chunk(self, content: ChoiceContent) -> Choice:
         return self.choice(content)
 
-    def logprobs(
-        self, entries: list[TokenLogprobs], k: int, texts: TokenTexts, position: TextPosition
-    ) -> Logprobs:
-        return [candidates_by_id(entry, k, texts) for entry in entries]
+    def logprobs(self, shown: ShownLogprobs, *, is_line: bool) -> Iterator[bytes]:
+        return pieces_by_id(shown, is_line=is_line)
 
     def logprobs_json(
         self, delta: Delta, texts: TokenTexts, position: TextPosition

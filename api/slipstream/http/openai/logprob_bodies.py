@@ -40,6 +40,10 @@ class TextPosition:
             self._decoder.decode(pending)
             self.pending = self._decoder.getstate()[0]
 
+    def copy(self) -> TextPosition:
+        """Another one at the same place."""
+        return TextPosition(self.offset, self.pending)
+
     def advance(self, raw: bytes) -> None:
         """Advance past a token, given as its bytes."""
         if not self.pending and raw.isascii():

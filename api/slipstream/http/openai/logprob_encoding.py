@@ -32,7 +32,8 @@ from slipstream_ipc.native.extension import load_extension
 _SOURCE = Path(__file__).with_name("logprob_tails.c")
 
 _COMPLETION = b'{"text_offset":[%b],"token_logprobs":[%b],"tokens":[%b],"top_logprobs":[{%b}]}'
-_CHAT = b'{"content":[%b],"refusal":null}'
+CHAT_FRAME = b'{"content":[', b'],"refusal":null}'  # around the entries
+_CHAT = CHAT_FRAME[0] + b"%b" + CHAT_FRAME[1]
 _encode = msgspec.json.Encoder().encode
 
 

@@ -88,7 +88,7 @@ class CompletionChoice(Struct, frozen=True):
     logprobs: Logprobs | Raw | None
     finish_reason: str | None
     # per prompt token, null for the first; null as a whole if not asked for
-    prompt_logprobs: list[LogprobsById | None] | UnsetType | None = UNSET
+    prompt_logprobs: list[LogprobsById | None] | Raw | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET  # of a stream: in the choice's first chunk
 
@@ -215,7 +215,7 @@ class Answer(Struct, frozen=True):
     model: str
     choices: list[Choice | Raw]
     usage: Usage | UnsetType | None = UNSET
-    prompt_logprobs: list[LogprobsById | None] | UnsetType | None = UNSET
+    prompt_logprobs: list[LogprobsById | None] | Raw | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 

@@ -5,7 +5,7 @@ The worker renders the chat template; the front only checks the messages.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import msgspec
@@ -14,7 +14,6 @@ from msgspec.structs import replace as replace_field
 
 from slipstream.answers.answer_options import answer_options as checked_options
 from slipstream.client.connection.queries import checked_template, new_tokenize
-from slipstream.delta_batch import TokenLogprobs
 from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
 from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.api_errors import bad_field, callers_fields, composed_names
@@ -32,8 +31,9 @@ from slipstream.http.openai.chat_tools import (
 )
 from slipstream.http.openai.chat_turns import chat_messages, reasoning_target, template_variables
 from slipstream.http.openai.ignored_fields import IgnoredFields
-from slipstream.http.openai.logprob_bodies import TextPosition, chat_logprobs
+from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.logprob_encoding import chat_logprobs_json
+from slipstream.http.openai.logprob_pieces import ShownLogprobs, chat_pieces
 from slipstream.http.openai.request_bodies import ChatRequest, TokenizeRequest
 from slipstream.http.openai.response_bodies import (
     AnswerMessage,
@@ -41,7 +41,6 @@ from slipstream.http.openai.response_bodies import (
     ChatChunkChoice,
     ChatDelta,
     Choice,
-    Logprobs,
 )
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.planning.planner import (
@@ -180,10 +179,8 @@ class ChatShape:
         ids = content.token_ids if self.has_ids else UNSET
         return ChatChunkChoice(content.index, delta, content.logprobs, content.finish_reason, ids)
 
-    def logprobs(
-        self, entries: list[TokenLogprobs], k: int, texts: TokenTexts, position: TextPosition
-    ) -> Logprobs:
-        return chat_logprobs(entries, k, texts)
+    def logprobs(self, shown: ShownLogprobs, *, is_line: bool) -> Iterator[bytes]:
+        return chat_pieces(shown, is_line=is_line)
 
     def logprobs_json(
         self, delta: Delta, texts: TokenTexts, position: TextPosition

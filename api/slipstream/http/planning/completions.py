@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from slipstream.delta_batch import TokenLogprobs
 from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
 from slipstream.http.answers.echo import Echo
 from slipstream.http.api_errors import bad_field, callers_fields
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
 from slipstream.http.openai.ignored_fields import IgnoredFields
-from slipstream.http.openai.logprob_bodies import TextPosition, completion_logprobs
+from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.logprob_encoding import completion_logprobs_json
+from slipstream.http.openai.logprob_pieces import ShownLogprobs, completion_pieces
 from slipstream.http.openai.request_bodies import CompletionRequest
-from slipstream.http.openai.response_bodies import Choice, CompletionChoice, Logprobs
+from slipstream.http.openai.response_bodies import Choice, CompletionChoice
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.planning.planner import (
     caller_names,
@@ -126,10 +126,8 @@ class CompletionShape:
     def chunk(self, content: ChoiceContent) -> Choice:
         return self.choice(content)  # without prompt_logprobs, which streams do not have
 
-    def logprobs(
-        self, entries: list[TokenLogprobs], k: int, texts: TokenTexts, position: TextPosition
-    ) -> Logprobs:
-        return completion_logprobs(entries, k, texts, position)
+    def logprobs(self, shown: ShownLogprobs, *, is_line: bool) -> Iterator[bytes]:
+        return completion_pieces(shown, is_line=is_line)
 
     def logprobs_json(
         self, delta: Delta, texts: TokenTexts, position: TextPosition

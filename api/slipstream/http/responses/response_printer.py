@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from http import HTTPStatus
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
 from slipstream.http.answers.block_printer import AnswerHead, BlockShape, TextFrame
 from slipstream.http.answers.blocks import Block, BlockKind
 from slipstream.http.api_errors import ApiError
 from slipstream.http.openai.response_bodies import Usage
+from slipstream.http.response_encoding import hole
 from slipstream.http.responses import stream_events as events
 from slipstream.http.responses.offered_tools import OfferedTool, unusual_tools
 from slipstream.http.responses.response_object import (
@@ -107,7 +108,7 @@ class ResponsePrinter:
             case BlockKind.REASONING:
                 done = [events.ReasoningTextDone(number, *place, block.text)]
             case BlockKind.CONTENT:
-                done = [events.OutputTextDone(number, *place, block.text, block.logprobs)]
+                done = [events.OutputTextDone(number, *place, block.text, _logprobs(block))]
         if block.kind != BlockKind.CALL:
             done.append(events.ContentPartDone(number + 1, *place, _part(block, block.text)))
         done.append(events.OutputItemDone(number + len(done), block.index, item))
@@ -178,7 +179,7 @@ class ResponsePrinter:
                 texts = [] if is_new else [ReasoningTextPart(block.text)]
                 return ReasoningItem(item_id, status, texts)
             case BlockKind.CONTENT:
-                parts = [] if is_new else [OutputTextPart(block.text, logprobs=block.logprobs)]
+                parts = [] if is_new else [OutputTextPart(block.text, logprobs=_logprobs(block))]
                 return OutputMessage(item_id, status, parts)
 
 
@@ -198,6 +199,11 @@ def response_shape(response: ResponseObject, max_text_bytes: int | None = None) 
 
 def _status(block: Block) -> ItemStatus:
     return "completed" if block.is_complete else "incomplete"
+
+
+def _logprobs(block: Block) -> list[Raw]:
+    """A place for those of a block, if it has any."""
+    return [hole(block.index)] if block.logprobs and block.logprobs.num_tokens else []
 
 
 def _part(block: Block, text: str) -> events.TextPart:

@@ -261,14 +261,15 @@ class Connection(web.RequestHandler):
         self._exchange = None
         self._set_answer(self._complete(response, self._request))
 
-    def begin_stream(self) -> None:
-        """Send the head of an event stream immediately."""
+    def begin_stream(self, content_type: bytes, /) -> None:
+        """Send the head of a stream immediately."""
         request, aiohttp_request = self._request, self._aiohttp_request
         assert aiohttp_request is not None
         headers = self._headers(request)
-        headers[hdrs.CONTENT_TYPE] = EVENT_STREAM.decode()
-        headers[hdrs.CACHE_CONTROL] = "no-cache"
-        headers["X-Accel-Buffering"] = "no"  # keeps nginx from buffering events
+        headers[hdrs.CONTENT_TYPE] = content_type.decode()
+        if content_type == EVENT_STREAM:
+            headers[hdrs.CACHE_CONTROL] = "no-cache"
+            headers["X-Accel-Buffering"] = "no"  # keeps nginx from buffering events
         self._stream_response = stream = web.StreamResponse(headers=headers)
         if request.version != "1.0":
             stream.enable_chunked_encoding()

@@ -10,10 +10,11 @@ from tests.helpers.fake_worker import Entry, deltas
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
-from slipstream.http.answers.content_tokens import content_logprobs, content_tokens
+from slipstream.http.answers.content_tokens import add_content, content_tokens
+from slipstream.http.openai.held_logprobs import HeldLogprobs
 from slipstream.outputs import join
 from slipstream.request.requests import new_submit
-from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.messages import AnswerEvent, EventKind, LogprobColumns, SamplingParams
 
 CONTENT, REASONING, BEGINS, ARGUMENTS, ENDS = EventKind
@@ -65,5 +66,7 @@ def test_they_are_the_same_however_deltas_are_joined(
     read = list(state.deltas)
     cut = data.draw(st.integers(0, len(read)))
     for parts in (read, [join(read[:cut]), join(read[cut:])], [join(read)]):
-        found = [next(iter(each)) for delta in parts for each in content_logprobs(delta)]
-        assert found == expected
+        found = HeldLogprobs()
+        for delta in parts:
+            add_content(found, delta)
+        assert u32(found.columns.ids).tolist() == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from openai import OpenAI
@@ -12,7 +13,7 @@ from tests.helpers.patience import PATIENCE_S
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, Stack
-from slipstream.http.answers.echo import _offsets
+from slipstream.http.answers.echo import token_offsets
 from slipstream.http.openai.vocabulary import TokenText
 
 PROMPT = "Once upon a time, naïve 日本 said"
@@ -162,7 +163,11 @@ class _Texts:
 
 def test_what_a_tokenizer_adds_takes_no_place() -> None:
     texts: Any = _Texts()
-    assert _offsets([1, 2, 3], texts, "Hello you") == [0, 0, 5]
-    assert _offsets([1, 2, 3, 4, 2], texts, "Hello you</s> Hello") == [0, 0, 5, 9, 13]
-    assert _offsets([2, 3], texts, "hello you") == [0, 6]  # who changes what it reads
-    assert _offsets([2, 3, 3], texts, "hi") == [0, 2, 2]
+
+    def offsets(ids: list[int], text: str) -> list[int]:
+        return [each for some in token_offsets(np.array(ids), texts, text) for each in some]
+
+    assert offsets([1, 2, 3], "Hello you") == [0, 0, 5]
+    assert offsets([1, 2, 3, 4, 2], "Hello you</s> Hello") == [0, 0, 5, 9, 13]
+    assert offsets([2, 3], "hello you") == [0, 6]  # who changes what it reads
+    assert offsets([2, 3, 3], "hi") == [0, 2, 2]
