@@ -19,10 +19,10 @@ from slipstream.http.answers.streaming import start_answer
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.vocabulary import TextsByModel
-from slipstream.http.response_encoding import Response
+from slipstream.http.response_encoding import EVENT_STREAM, Response
 from slipstream_ipc.messages import LogprobColumns, ModelCard
 
-STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\n" % EVENT_STREAM
 
 
 CARD = ModelCard("a model", "nowhere", 1000, 100, ())
@@ -55,11 +55,12 @@ class Wire:
         self.exchange = None
         self.write(b"HTTP/1.1 200 OK\r\n\r\n" + response.body)
 
-    def begin_stream(self, _content_type: bytes) -> None:
+    def begin_stream(self, content_type: bytes) -> None:
         """Write a minimal head."""
         assert self.exchange is not None
         is_chunked = self.exchange.request.version != "1.0"
-        self.write(STREAM_HEAD + (b"Transfer-Encoding: chunked\r\n\r\n" if is_chunked else b"\r\n"))
+        head = STREAM_HEAD.replace(EVENT_STREAM, content_type)
+        self.write(head + (b"Transfer-Encoding: chunked\r\n\r\n" if is_chunked else b"\r\n"))
 
     def finish(self) -> None:
         """The stream is complete."""

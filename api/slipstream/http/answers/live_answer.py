@@ -184,7 +184,8 @@ class LiveAnswer:
             try:
                 next(self._parts[0])
             except StopIteration:
-                self._parts.popleft()
+                if self._parts:  # it has not failed
+                    self._parts.popleft()
             except (ApiError, SlipstreamError) as error:
                 self.fail(error)
             except Exception:
