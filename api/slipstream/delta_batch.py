@@ -274,9 +274,9 @@ def divided(columns: LogprobColumns) -> Iterator[LogprobColumns]:
         some, tokens = slice(4 * at * width, 4 * end * width), slice(4 * at, 4 * end)
         yield LogprobColumns(
             width,
-            bytes(columns.values[some]),
-            bytes(columns.ids[some]),
-            bytes(columns.ranks[tokens]),
+            columns.values[some],
+            columns.ids[some],
+            columns.ranks[tokens],
         )
 
 

@@ -499,13 +499,14 @@ def is_alone(delta: Delta) -> bool:
     return len(delta._batch.message.texts) == 1
 
 
-def join(deltas: Sequence[Delta], end: End | None = None) -> Delta:
+def join(deltas: Sequence[Delta], end: End | None = None, *, has_logprobs: bool = True) -> Delta:
     """Join consecutive deltas of a stream into one.
 
-    end: the stream's End, used where the deltas do not hold it themselves.
+    end: the stream's End, used where the deltas do not hold it themselves. has_logprobs: False
+    leaves theirs out.
     """
-    cuts = [delta._batch.cut(delta._entry, delta._skip) for delta in deltas]
-    token_ids = b"".join([cut.token_ids for cut in cuts])
+    cuts = [columns_of(delta) for delta in deltas] if has_logprobs else []
+    token_ids = b"".join([id_column_of(delta) for delta in deltas])
     text = "".join([delta.text for delta in deltas])
     begin = StreamPosition(0, 0)
     if deltas:

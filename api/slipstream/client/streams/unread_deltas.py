@@ -12,6 +12,7 @@ the other streams' parts. A merged delta has columns of its own.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 
 from slipstream.outputs import Delta, is_alone, join
 
@@ -21,8 +22,11 @@ MOST_UNREAD_AT_END = 16
 _FULL_TOKENS = 1024
 
 
-def merge_unread(unread: deque[Delta]) -> None:
-    """Merge the newest deltas, back to the last full one. None of them holds the stream's end."""
+def merge_unread(unread: deque[Delta], joined: Callable[[Sequence[Delta]], Delta] = join) -> None:
+    """Merge the newest deltas, back to the last full one. None of them holds the stream's end.
+
+    joined: makes one of consecutive deltas.
+    """
     newest: list[Delta] = []
     while True:
         try:
@@ -35,4 +39,4 @@ def merge_unread(unread: deque[Delta]) -> None:
         newest.append(delta)
     if newest:
         newest.reverse()
-        unread.append(join(newest))
+        unread.append(joined(newest))

@@ -29,13 +29,14 @@ from slipstream.http.answers.block_printer import (
 )
 from slipstream.http.answers.blocks import Block, BlockKind, BlockReader
 from slipstream.http.answers.broadcast import ChunkFrame
+from slipstream.http.answers.held_deltas import HeldDeltas
 from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
 from slipstream.http.answers.stream_queue import StreamQueue
 from slipstream.http.api_errors import ApiError
 from slipstream.http.openai.response_bodies import Usage
 from slipstream.http.response_encoding import encoded, has_holes
 from slipstream.http.time_slice import Parts, run_all
-from slipstream.outputs import Delta, events_of, id_column_of, join, kind_of
+from slipstream.outputs import Delta, events_of, id_column_of, kind_of
 from slipstream_ipc.history.event_log import joined_events
 from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import AnswerEvent, End, EventKind
@@ -245,8 +246,8 @@ class UnaryBlocks:
     def __init__(self, live: LiveAnswer, shape: BlockShape) -> None:
         self._live = live
         self._printer = _printer(live, shape)
-        state = live.plan.states[0]
-        live.context.broadcast.join(state, self, live.exchange, live.handle_exception)
+        to = live.plan.states[0], self, live.exchange, live.handle_exception
+        self._held = HeldDeltas(live.context.broadcast.join(*to))
 
     def ring(self, state: StreamState) -> None:
         """The stream has ended."""
@@ -268,22 +269,20 @@ class UnaryBlocks:
         live, end = self._live, state.end
         assert end is not None
         try:
-            whole = join(state.deltas, end)
-            state.deltas.clear()
             reader = BlockReader(self._printer.custom_tools)
             logged = _logged(live, reader.read, lambda: reader.open_block)
+            whole = self._held.whole(end)
             if logged is None:
                 reader.read(joined_events(events_of(whole)))
             else:
-                logged.take(whole)
-            del whole
+                logged.take(whole, self._held.logprobs)
+                yield
             reader.close(is_complete=end.reason == "stop")
             live.num_unwritten -= 1
             body = encoded(self._printer.whole(reader.blocks, end, live.usage()))
             if logged is None:
                 live.respond(body)
             else:
-                yield
                 pieces = logged.filled(body, reader.blocks, is_line=False)
                 yield from live.respond_in_pieces(pieces)
         except (ApiError, SlipstreamError) as error:

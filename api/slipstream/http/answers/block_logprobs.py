@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from slipstream.http.answers.blocks import Block, BlockKind
-from slipstream.http.answers.content_tokens import add_content
+from slipstream.http.answers.content_tokens import add_content, content_of, tokens_of
 from slipstream.http.openai.held_logprobs import HeldLogprobs
 from slipstream.http.openai.logprob_pieces import ShownLogprobs, entry_pieces
 from slipstream.http.openai.vocabulary import TokenTexts
@@ -36,16 +36,17 @@ class LoggedDeltas(Generic[Made]):
         self._open_block = open_block
         self._held = HeldLogprobs()  # of tokens without text before a block
 
-    def take(self, delta: Delta) -> list[Made]:
-        """What `hand_on` makes of a delta's events."""
+    def take(self, delta: Delta, tokens: HeldLogprobs | None = None) -> list[Made]:
+        """What `hand_on` makes of a delta's events. tokens: its log-probabilities, where it does
+        not have them itself.
+        """
         found: list[Made] = []
+        left = content_of(tokens_of(delta) if tokens is None else tokens, delta)
         if kind_of(delta) is not None:
             for event in events_of(delta):
                 found += self._hand_on((event,))
-            self.take_tokens(delta)
+            self._growing().extend(left)
             return found
-        left = HeldLogprobs()
-        add_content(left, delta)
         for event in events_of(delta):
             found += self._hand_on((event,))
             if event.kind == EventKind.CONTENT:

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress, repeat
 from pathlib import Path
@@ -83,8 +84,9 @@ class BroadcastStream:
     read as events: by its kind, those that `chunk_writer` has made. cursor: where chunks begin with
     an `id:` line, what it says; else None. texts: those of tokens, where chunks are a text and
     log-probabilities; else None. position: where the next text begins, of a completion; else None.
-    between, after_number: as in `ChunkFrame`. numbers: where text chunks contain their number,
-    behind `before`; else None. on_exception: called while an exception is handled.
+    merge: merges the queue. between, after_number: as in `ChunkFrame`. numbers: where text chunks
+    contain their number, behind `before`; else None. on_exception: called while an exception is
+    handled.
     """
 
     __slots__ = (
@@ -98,6 +100,7 @@ class BroadcastStream:
         "exchange",
         "frames",
         "is_text_only",
+        "merge",
         "num_framed",
         "numbers",
         "on_exception",
@@ -124,6 +127,7 @@ class BroadcastStream:
         self.is_text_only = False
         self.before = self.between = self.after = self.repeat = self.after_number = b""
         self.num_framed = 0
+        self.merge: Callable[[deque[Delta]], None] = merge_unread
         self.numbers: ChunkNumbers | None = None
         self.cursor: EventCursor | None = None
         self.position: TextPosition | None = None
@@ -134,7 +138,7 @@ class BroadcastStream:
         """Queue a delta; merge the queue if it has grown too long."""
         self.deltas.append(delta)
         if len(self.deltas) > (MOST_UNREAD_AT_END if self.state.is_over else MOST_UNREAD):
-            merge_unread(self.deltas)
+            self.merge(self.deltas)
 
     def ring(self) -> None:
         """Wake the stream's answer for queued deltas; for the end, the client's table does it."""

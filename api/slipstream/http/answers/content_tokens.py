@@ -9,27 +9,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from slipstream.delta_batch import EntryColumns
 from slipstream.http.openai.held_logprobs import HeldLogprobs
 from slipstream.outputs import Delta, columns_of, events_of, kind_of
 from slipstream_ipc.messages import AnswerEvent, EventKind
 
 
+def tokens_of(delta: Delta) -> HeldLogprobs:
+    """The log-probabilities of a delta."""
+    tokens = HeldLogprobs()
+    tokens.add(columns_of(delta))
+    return tokens
+
+
 def add_content(held: HeldLogprobs, delta: Delta) -> None:
-    """Add the log-probabilities of a delta's content. Of a stream that is not read as events
-    everything is content.
+    """Add the log-probabilities of a delta's content."""
+    if kind_of(delta) in (0, EventKind.CONTENT):
+        held.add(columns_of(delta))
+    else:
+        held.extend(content_of(tokens_of(delta), delta))
+
+
+def content_of(tokens: HeldLogprobs, delta: Delta) -> HeldLogprobs:
+    """Of the log-probabilities of a delta's tokens, which are used up, those of its content. Of a
+    stream that is not read as events everything is content.
     """
-    columns, kind = columns_of(delta), kind_of(delta)
-    if kind is not None:
-        if kind in (0, EventKind.CONTENT):
-            held.add(columns)
-        return
-    at = 0
-    for is_content, tokens in groupby(content_tokens(events_of(delta), delta.num_tokens)):
-        end = at + sum(1 for _ in tokens)
-        if is_content:
-            held.add(_some(columns, at, end))
-        at = end
+    kind = kind_of(delta)
+    if kind in (0, EventKind.CONTENT):
+        return tokens
+    found = HeldLogprobs()
+    if kind is None:
+        for is_content, run in groupby(content_tokens(events_of(delta), delta.num_tokens)):
+            some = tokens.take(sum(1 for _ in run))
+            if is_content:
+                found.extend(some)
+    return found
 
 
 def content_tokens(events: Sequence[AnswerEvent], num_tokens: int) -> list[bool]:
@@ -40,14 +53,3 @@ def content_tokens(events: Sequence[AnswerEvent], num_tokens: int) -> list[bool]
         found += [event.kind == EventKind.CONTENT] * event.num_tokens
     del found[num_tokens:]
     return found + [False] * (num_tokens - len(found))
-
-
-def _some(columns: EntryColumns, begin: int, end: int) -> EntryColumns:
-    own, all_of = (
-        slice(4 * begin, 4 * end),
-        slice(4 * begin * columns.width, 4 * end * columns.width),
-    )
-    ranks, token_ids = columns.ranks[own], columns.token_ids[own]
-    return EntryColumns(
-        token_ids, columns.width, columns.values[all_of], columns.ids[all_of], ranks
-    )

@@ -16,17 +16,17 @@ from msgspec import UNSET, Raw
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
 from slipstream.http.answers.answer_plan import AnswerShape, ChoiceContent
-from slipstream.http.answers.content_tokens import add_content
+from slipstream.http.answers.content_tokens import content_of
+from slipstream.http.answers.held_deltas import HeldDeltas
 from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
 from slipstream.http.api_errors import ApiError
 from slipstream.http.openai.answer_parts import finish_reason, has_ended_call, parts_of
 from slipstream.http.openai.custom_tools import CustomCalls
-from slipstream.http.openai.held_logprobs import HeldLogprobs
 from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.response_bodies import NULL, Answer, Choice
 from slipstream.http.response_encoding import encoded, filled, hole, json_raw
 from slipstream.http.time_slice import Parts, run_all
-from slipstream.outputs import columns_of, events_of, join, kind_of
+from slipstream.outputs import events_of, kind_of
 
 
 class UnaryAnswer:
@@ -41,8 +41,10 @@ class UnaryAnswer:
         self._num_running = [self._num_answers] * plan.id.num_prompts  # running streams per prompt
         self._fills: list[Callable[[], Iterator[bytes]]] = []  # of the choices' holes
         self._choices: list[Choice | Raw] = [NULL] * len(plan.states)
+        self._held: list[HeldDeltas] = []
         for state in plan.states:
-            live.context.broadcast.join(state, self, live.exchange, live.handle_exception)
+            to = state, self, live.exchange, live.handle_exception
+            self._held.append(HeldDeltas(live.context.broadcast.join(*to)))
 
     def ring(self, state: StreamState) -> None:
         """A stream has ended."""
@@ -87,21 +89,17 @@ class UnaryAnswer:
         live, plan = self._live, self._live.plan
         state = plan.states[index]
         assert state.end is not None
-        whole, tokens = join(state.deltas, state.end), HeldLogprobs()
-        state.deltas.clear()
-        parts, end_reason, is_all = None, str(state.end.reason), True
+        held = self._held[index]
+        whole, tokens = held.whole(state.end), held.logprobs
+        parts, end_reason = None, str(state.end.reason)
         if self._shape.reads_events and kind_of(whole) != 0:
             events = events_of(whole)
             parts = parts_of(events, CustomCalls(self._shape.custom_tools), is_last=True)
             end_reason = finish_reason(
                 state.end, has_called=has_ended_call(events), names_calls=plan.names_calls
             )
-            is_all = plan.has_all_logprobs
-        if plan.num_logprobs is not None:
-            if is_all:
-                tokens.add(columns_of(whole))
-            else:
-                add_content(tokens, whole)
+            if not plan.has_all_logprobs:
+                tokens = content_of(tokens, whole)
         text, shown, reason = live.shown(
             *(index, TextPosition(), whole.text, tokens, end_reason), is_first=True
         )

@@ -69,4 +69,4 @@ def test_they_are_the_same_however_deltas_are_joined(
         found = HeldLogprobs()
         for delta in parts:
             add_content(found, delta)
-        assert u32(found.columns.ids).tolist() == expected
+        assert u32(b"".join([part.ids for part in found.parts()])).tolist() == expected

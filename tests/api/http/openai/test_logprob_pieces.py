@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from slipstream import delta_batch
 from slipstream.delta_batch import EntryColumns, batch_of
+from slipstream.http.openai import held_logprobs
 from slipstream.http.openai.held_logprobs import HeldLogprobs
 from slipstream.http.openai.logprob_bodies import (
     TextPosition,
@@ -92,6 +94,11 @@ def part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(delta_batch, "_PART", request.param)
 
 
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_logprobs, "_PIECE_BYTES", 24)
+
+
 CASES = st.tuples(st.integers(0, 9), st.integers(1, 6), st.integers(0, 6), st.booleans())
 
 
@@ -146,6 +153,7 @@ def test_of_a_prompt(case: tuple[int, int, int, bool], num_prompt: int, seed: in
     assert completion == said(expected, is_line=is_line)
 
 
+@pytest.mark.usefixtures("small_pieces")
 @given(
     nums=st.lists(st.integers(0, 5), max_size=5),
     takes=st.lists(st.integers(0, 9), max_size=5),
@@ -169,6 +177,8 @@ def test_what_is_held_comes_back_in_order(nums: list[int], takes: list[int], wid
 def test_a_candidate_is_held_in_eight_bytes() -> None:
     found = columns(random.Random(1), 1000, 21)
     num_bytes = len(b"".join(chat_pieces(ShownLogprobs(20, Texts(), held(found)), is_line=True)))
-    kept = held(found).columns
-    assert len(kept.values) + len(kept.ids) == 8 * 21 * 1000
-    assert 6 * (len(kept.values) + len(kept.ids) + len(kept.ranks)) < num_bytes
+    tokens = held(found)
+    kept: list[Any] = [tokens._values, tokens._ids, tokens._ranks]
+    kept += [each for piece in tokens._pieces for each in (piece.values, piece.ids, piece.ranks)]
+    assert sum(map(sys.getsizeof, kept)) < (8 * 21 + 4) * 1000 * 1.05
+    assert 6 * sum(map(sys.getsizeof, kept)) < num_bytes
