@@ -12,7 +12,6 @@ the other streams' parts. A merged delta has columns of its own.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
 
 from slipstream.outputs import Delta, is_alone, join
 
@@ -22,11 +21,8 @@ MOST_UNREAD_AT_END = 16
 _FULL_TOKENS = 1024
 
 
-def merge_unread(unread: deque[Delta], joined: Callable[[Sequence[Delta]], Delta] = join) -> None:
-    """Merge the newest deltas, back to the last full one. None of them holds the stream's end.
-
-    joined: makes one of consecutive deltas.
-    """
+def merge_unread(unread: deque[Delta]) -> None:
+    """Merge the newest deltas, back to the last full one. None of them holds the stream's end."""
     newest: list[Delta] = []
     while True:
         try:
@@ -39,4 +35,4 @@ def merge_unread(unread: deque[Delta], joined: Callable[[Sequence[Delta]], Delta
         newest.append(delta)
     if newest:
         newest.reverse()
-        unread.append(joined(newest))
+        unread.append(join(newest))

@@ -246,8 +246,9 @@ class UnaryBlocks:
     def __init__(self, live: LiveAnswer, shape: BlockShape) -> None:
         self._live = live
         self._printer = _printer(live, shape)
-        to = live.plan.states[0], self, live.exchange, live.handle_exception
-        self._held = HeldDeltas(live.context.broadcast.join(*to))
+        [state] = live.plan.states
+        self._held = HeldDeltas(state, has_logprobs=live.plan.num_logprobs is not None)
+        live.context.broadcast.join(state, self, live.exchange, live.handle_exception)
 
     def ring(self, state: StreamState) -> None:
         """The stream has ended."""

@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress, repeat
 from pathlib import Path
@@ -84,9 +83,8 @@ class BroadcastStream:
     read as events: by its kind, those that `chunk_writer` has made. cursor: where chunks begin with
     an `id:` line, what it says; else None. texts: those of tokens, where chunks are a text and
     log-probabilities; else None. position: where the next text begins, of a completion; else None.
-    merge: merges the queue. between, after_number: as in `ChunkFrame`. numbers: where text chunks
-    contain their number, behind `before`; else None. on_exception: called while an exception is
-    handled.
+    between, after_number: as in `ChunkFrame`. numbers: where text chunks contain their number,
+    behind `before`; else None. on_exception: called while an exception is handled.
     """
 
     __slots__ = (
@@ -100,7 +98,6 @@ class BroadcastStream:
         "exchange",
         "frames",
         "is_text_only",
-        "merge",
         "num_framed",
         "numbers",
         "on_exception",
@@ -127,7 +124,6 @@ class BroadcastStream:
         self.is_text_only = False
         self.before = self.between = self.after = self.repeat = self.after_number = b""
         self.num_framed = 0
-        self.merge: Callable[[deque[Delta]], None] = merge_unread
         self.numbers: ChunkNumbers | None = None
         self.cursor: EventCursor | None = None
         self.position: TextPosition | None = None
@@ -136,9 +132,9 @@ class BroadcastStream:
 
     def queue(self, delta: Delta) -> None:
         """Queue a delta; merge the queue if it has grown too long."""
-        self.deltas.append(delta)
+        self.state.push(delta)
         if len(self.deltas) > (MOST_UNREAD_AT_END if self.state.is_over else MOST_UNREAD):
-            self.merge(self.deltas)
+            merge_unread(self.deltas)
 
     def ring(self) -> None:
         """Wake the stream's answer for queued deltas; for the end, the client's table does it."""

@@ -41,10 +41,10 @@ class UnaryAnswer:
         self._num_running = [self._num_answers] * plan.id.num_prompts  # running streams per prompt
         self._fills: list[Callable[[], Iterator[bytes]]] = []  # of the choices' holes
         self._choices: list[Choice | Raw] = [NULL] * len(plan.states)
-        self._held: list[HeldDeltas] = []
+        has_logprobs = plan.num_logprobs is not None
+        self._held = [HeldDeltas(state, has_logprobs=has_logprobs) for state in plan.states]
         for state in plan.states:
-            to = state, self, live.exchange, live.handle_exception
-            self._held.append(HeldDeltas(live.context.broadcast.join(*to)))
+            live.context.broadcast.join(state, self, live.exchange, live.handle_exception)
 
     def ring(self, state: StreamState) -> None:
         """A stream has ended."""

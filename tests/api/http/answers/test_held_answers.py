@@ -228,6 +228,24 @@ def test_a_large_answer_is_sent_as_it_is_made(
         assert len(json.dumps(found)) == len(json.dumps(expected))
 
 
+@pytest.mark.parametrize("make", [chat_plan, lambda: response_plan(is_stream=False)])
+def test_what_waits_for_the_end_keeps_no_message_alive(make: Callable[[], AnswerPlan]) -> None:
+    """A message has the log-probabilities of all streams, and one of these may go on for long."""
+
+    async def main() -> None:
+        asked = Asked(make())
+        for number in range(5):
+            assert [each.logprobs for each in asked.plan.states[0].deltas] == [None] * number
+            asked.say(EventKind.CONTENT, 3, "stop" if number == 4 else None)
+        await asked.end()
+        body = json.loads(asked.body)
+        shown = body["choices"][0]["logprobs"] if "choices" in body else body["output"][0]
+        found = shown["content"] if "choices" in body else shown["content"][0]["logprobs"]
+        assert tokens_of(found) == list(range(15))
+
+    asyncio.run(main())
+
+
 def test_an_answer_that_fails_while_it_is_sent_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has been sent of it is no answer, and nothing may make it look like one."""
     monkeypatch.setattr(delta_batch, "_PART", 1)
