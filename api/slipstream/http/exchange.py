@@ -81,7 +81,8 @@ class Exchange:
     send: writes a chunk that the caller has framed and counted; allowed while `is_ready`.
     takes_pieces: a complete answer, too, may be sent as a stream of pieces.
     on_disconnect: called when the client disconnects before the answer is complete. on_writable:
-    called when backpressure ends. share: of the front's budget, given back once the answer is sent.
+    called when backpressure ends. share: of the front's budget, given back once the answer is sent,
+    as is logprob_share: of its budget of log-probabilities, or waited for.
     After a disconnect, the methods do nothing.
     """
 
@@ -93,6 +94,7 @@ class Exchange:
         "has_begun",
         "is_paused",
         "is_ready",
+        "logprob_share",
         "on_disconnect",
         "on_writable",
         "request",
@@ -119,6 +121,7 @@ class Exchange:
         self.on_disconnect: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None
         self.share: Share | None = None
+        self.logprob_share: Share | None = None
         self._sink: Sink | None = sink
         self._is_held = False
         self._is_chunked = request.version != "1.0"
@@ -136,6 +139,20 @@ class Exchange:
             self.share.shrink(all_but)
             if not all_but:
                 self.share = None
+
+    def keep_logprob_share(self, share: Share) -> None:
+        """Keep a share, which may still be waited for, until the answer has left."""
+        if self.is_open:
+            self.logprob_share = share
+        else:
+            share.shrink(0)
+
+    def release(self) -> None:
+        """Give all shares back: the answer has left, or its client has."""
+        self.give_back()
+        if self.logprob_share is not None:
+            self.logprob_share.shrink(0)
+            self.logprob_share = None
 
     def respond(self, response: Response) -> None:
         """Send a complete answer."""
@@ -192,7 +209,7 @@ class Exchange:
         else:
             self.counters.answered(self.request.path, CLIENT_CLOSED)
         self.request.free()
-        self.give_back()
+        self.release()
         if self.on_disconnect is not None:
             self.on_disconnect()
 

@@ -1,8 +1,9 @@
 """A budget for the memory that long work of a front may hold at once, shared among its tenants.
 
-- Work that recalls or renders much takes a share before it holds anything, and gives it back once
-  its answer has been sent. What waits for a share holds its request alone.
-- A tenant has at most half of the budget, so there is room for another at any time. Tenants take
+- Work that recalls or renders much, or that gathers many log-probabilities, takes a share before it
+  holds anything, and gives it back once its answer has been sent. What waits for a share holds its
+  request alone.
+- A tenant has a part of the budget at most, so there is room for another at any time. Tenants take
   turns; one tenant's shares are given in the order of arrival.
 - A share larger than a tenant may have counts as that much: it is the tenant's only one then.
 """
@@ -13,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 MAX_BYTES = 64 * 2**20  # decision 015
+MAX_LOGPROB_BYTES = 256 * 2**20  # in columns
 
 
 class Share:
@@ -36,17 +38,25 @@ class Share:
             self.ready = None
         if self.is_taken:
             self._shares.given_back(self, before - self.num_bytes)
+        elif not num_bytes:
+            self._shares.give()  # one behind it may have been kept waiting
 
 
 class Shares:
-    """The budget of one front."""
+    """A budget of one front. num_tenants: how many it has room for at least."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES, num_tenants: int = 2) -> None:
         self._max_bytes = max_bytes
+        self._most = max_bytes // num_tenants  # of one tenant
         self._num_bytes = 0  # that are taken
         self._taken: Counter[bytes] = Counter()  # of them, by tenant
         self._waiting: dict[bytes, deque[Share]] = {}  # by tenant; the next one's turn first
         self._is_giving = False
+
+    @classmethod
+    def of_logprobs(cls) -> Shares:
+        """The budget of log-probabilities that wait for their answers' ends."""
+        return cls(MAX_LOGPROB_BYTES, num_tenants=4)
 
     @property
     def num_bytes(self) -> int:
@@ -55,9 +65,9 @@ class Shares:
 
     def take(self, tenant: bytes, num_bytes: int, ready: Callable[[Share], None]) -> Share:
         """Call `ready` with a share once there is room for it: now, or later."""
-        share = Share(self, tenant, min(num_bytes, self._max_bytes // 2), ready)
+        share = Share(self, tenant, min(num_bytes, self._most), ready)
         self._waiting.setdefault(tenant, deque()).append(share)
-        self._give()
+        self.give()
         return share
 
     def given_back(self, share: Share, num_bytes: int) -> None:
@@ -68,9 +78,10 @@ class Shares:
             del self._taken[share.tenant]
         if waiting := self._waiting.pop(share.tenant, None):
             self._waiting[share.tenant] = waiting  # it has had its turn: behind the others
-        self._give()
+        self.give()
 
-    def _give(self) -> None:
+    def give(self) -> None:
+        """Give the shares that there is room for."""
         if self._is_giving:  # `ready` has given a share back: the loop below goes on
             return
         self._is_giving = True
@@ -95,7 +106,7 @@ class Shares:
                 del self._waiting[tenant]
                 continue
             num_bytes = waiting[0].num_bytes
-            if self._taken[tenant] + num_bytes > self._max_bytes // 2:
+            if self._taken[tenant] + num_bytes > self._most:
                 continue
             if self._num_bytes + num_bytes > self._max_bytes:
                 return None  # no one passes a tenant whose turn it is

@@ -74,6 +74,23 @@ def test_who_gives_up_waiting_gets_none() -> None:
     assert asked.got == ["a0", "a2"]
 
 
+def test_nobody_waits_behind_a_share_that_is_not_wanted_any_more() -> None:
+    asked = Asked()
+    asked.take("a0", 30)
+    waiting = asked.take("a1", 50)
+    asked.take("a2", 10)
+    assert asked.got == ["a0"]
+    waiting.shrink(0)
+    assert asked.got == ["a0", "a2"]
+
+
+def test_a_budget_may_have_room_for_more_tenants() -> None:
+    shares, got = Shares(100, num_tenants=4), list[bytes]()
+    for tenant in (b"a", b"a", b"b", b"c", b"d", b"e"):
+        shares.take(tenant, 25, lambda share: got.append(share.tenant))
+    assert got == [b"a", b"b", b"c", b"d"]
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 120), st.booleans()), max_size=40))
 def test_no_more_is_taken_than_there_is_and_all_get_theirs(steps: Any) -> None:
     shares, running, num_got = Shares(100), deque[Share](), 0

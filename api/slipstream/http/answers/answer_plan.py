@@ -114,6 +114,8 @@ class AnswerPlan:
     event_checksum: int | None = None  # `request_checksum` from the client's last event
     unknown_hint: str = ""  # hint for the error if its streams are no longer known
     has_all_logprobs: bool = False  # also of tokens that are not content
+    most_tokens: int = 0  # of all outputs together
+    prompt_lens: int = 0  # tokens whose log-probabilities are asked for, about
     is_background: bool = False  # its stream goes on without a reader
     names_calls: bool = True  # a call's finish reason is `tool_calls`, else `stop`
 
@@ -121,6 +123,16 @@ class AnswerPlan:
     def has_logprobs(self) -> bool:
         """True if the answer has log-probabilities, of outputs or prompts."""
         return self.num_logprobs is not None or self.num_prompt_logprobs is not None
+
+    @property
+    def num_held(self) -> int:
+        """How many log-probabilities may wait for the end of their streams, about."""
+        num, is_held = 0, isinstance(self.shape, BlockShape) or not self.is_stream
+        if self.num_logprobs is not None and is_held:
+            num += (1 + self.num_logprobs) * self.most_tokens
+        if self.num_prompt_logprobs is not None:
+            num += (1 + self.num_prompt_logprobs) * self.prompt_lens
+        return num
 
     @property
     def needs_texts(self) -> bool:

@@ -77,7 +77,8 @@ class AnswerContext:
     """The context that all answers of a front share.
 
     broadcast: writes the deltas of all streams. slices: the queue of long answers. shares: what
-    those may hold. log_ignored: logs what a request with this id has that is ignored.
+    those may hold. logprob_shares: what log-probabilities may take that wait for their answers'
+    ends. log_ignored: logs what a request with this id has that is ignored.
     """
 
     engine: StreamEngine
@@ -86,6 +87,7 @@ class AnswerContext:
     broadcast: Broadcast = field(default_factory=Broadcast)
     slices: TimeSlicedQueue = field(default_factory=TimeSlicedQueue)
     shares: Shares = field(default_factory=Shares)
+    logprob_shares: Shares = field(default_factory=Shares.of_logprobs)
     log_ignored: Callable[[str, str], None] = lambda names, request_id: None
 
 

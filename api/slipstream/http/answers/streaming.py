@@ -46,6 +46,7 @@ from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.logprob_pieces import ShownLogprobs, advance
 from slipstream.http.openai.response_bodies import NULL, Answer, Choice, Usage
 from slipstream.http.response_encoding import DONE_EVENT, event, filled, hole, json_part
+from slipstream.http.shares import Share
 from slipstream.http.time_slice import Parts
 from slipstream.outputs import (
     Delta,
@@ -59,13 +60,35 @@ from slipstream_ipc.messages import EventKind, Fault
 
 _HOLE = b"\0"  # where the text goes in an encoded chunk; never raw in JSON
 _MOST_AT_ONCE = 2**13  # candidates in a chunk that is made in one piece: 2 ms
+_COLUMNS_BYTES = 8  # of one candidate in columns
+_FREE_BYTES = 2**16  # of an answer's columns, for which it waits for nobody
 _CANDIDATE_BYTES = 64  # of one candidate's log-probability as JSON, estimated
 
 
 def start_answer(plan: AnswerPlan, exchange: Exchange, context: AnswerContext) -> None:
-    """Submit the streams of a request and answer the exchange; nothing if its client has left."""
+    """Submit the streams of a request and answer the exchange; nothing if its client has left.
+
+    It waits for room where it may gather many log-probabilities.
+    """
     if not exchange.is_open:
         return
+    num_bytes = _COLUMNS_BYTES * plan.num_held
+    if num_bytes <= _FREE_BYTES:
+        _start(plan, exchange, context)
+        return
+    tenant = exchange.request.tenant or b""
+    start = partial(_start_with, plan, exchange, context)
+    share = context.logprob_shares.take(tenant, num_bytes, start)
+    exchange.keep_logprob_share(share)
+
+
+def _start_with(
+    plan: AnswerPlan, exchange: Exchange, context: AnswerContext, _share: Share
+) -> None:
+    _start(plan, exchange, context)
+
+
+def _start(plan: AnswerPlan, exchange: Exchange, context: AnswerContext) -> None:
     live = LiveAnswer(plan, exchange, context)
     try:
         if plan.is_stream:

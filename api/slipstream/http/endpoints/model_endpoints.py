@@ -118,7 +118,7 @@ class ModelEndpoints:
         try:
             return await answered
         finally:
-            exchange.give_back()
+            exchange.release()
 
     def handle(self, handler: Handler, request: HttpRequest, exchange: Exchange) -> None:
         """Call a handler; an exception becomes the answer."""

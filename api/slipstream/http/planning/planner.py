@@ -12,6 +12,8 @@ from typing import Any, cast
 
 from msgspec.structs import asdict
 
+import msgspec
+
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError, of_prompt
 from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape, prompt_name
@@ -41,6 +43,8 @@ from slipstream_ipc.validation.sampling_params import with_num_logprobs
 UNARY_STREAM_INTERVAL = 64  # tokens per delta of an answer that is not streamed
 MAX_LOGPROBS = 2**20  # log-probabilities in an answer with more than `_FREE_LOGPROBS` per token
 MAX_PROMPT_LOGPROBS = 2**23  # of the prompts in an answer, whatever the number per token
+_OPEN_TOKENS = 4096  # that an answer without a limit is expected to have at most
+_TOKEN_CHARS = 3
 _FREE_LOGPROBS = 20  # per token; never refused
 _GUIDED = {
     "guided_json": "json",
@@ -107,6 +111,12 @@ def plan_answer(
             )
             for submit in submits
         ]
+    num_logprobs = with_num_logprobs(params, model.vocab_size).logprobs
+    num_prompt_logprobs = num_candidates(params.prompt_logprobs, model)
+    most_tokens = _OPEN_TOKENS if params.max_tokens is None else params.max_tokens
+    prompt_lens = 0
+    if num_prompt_logprobs is not None:
+        prompt_lens = sum([min(_estimated_len(each), model.max_model_len) for each in prompts])
     return AnswerPlan(
         id=answer_id,
         model=model.name,
@@ -116,11 +126,18 @@ def plan_answer(
         is_stream=bool(body.stream),
         with_usage=bool(options.include_usage),
         with_usage_so_far=bool(options.include_usage and options.continuous_usage_stats),
-        num_logprobs=with_num_logprobs(params, model.vocab_size).logprobs,
-        num_prompt_logprobs=num_candidates(params.prompt_logprobs, model),
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
+        most_tokens=min(most_tokens, model.max_model_len) * len(states),
+        prompt_lens=prompt_lens * len(answers),
         param_names=param_names,
         echo=echo,
     )
+
+
+def _estimated_len(prompt: Prompt) -> int:
+    """A prompt's tokens, about: they are known once it has been tokenised."""
+    return len(msgspec.json.encode(prompt)) // _TOKEN_CHARS + 1
 
 
 def sampling_params(

@@ -352,7 +352,7 @@ class Connection(web.RequestHandler):
                 await request.writer.drain()
         finally:
             if exchange is not None:
-                exchange.give_back()
+                exchange.release()
         self.idle_since = time.monotonic()
         if not resp.keep_alive:
             await self._linger()

@@ -29,6 +29,7 @@ from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.planning.chat import plan_chat, read_chat
 from slipstream.http.responses.response_plan import new_response
 from slipstream.http.responses.responses_request import read_response_request
+from slipstream.http.shares import Shares
 from slipstream.http.time_slice import TimeSlicedQueue
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.messages import Accepted, End, EventKind, LogprobColumns
@@ -47,6 +48,11 @@ def chat_plan(*, is_stream: bool = False) -> AnswerPlan:
     return plan_chat(read_chat(json.dumps({**chat, "stream": is_stream}).encode()), CARD)
 
 
+def held_plan(num_bytes: int) -> AnswerPlan:
+    """A plan whose answer may gather columns of so many bytes."""
+    return replace(chat_plan(), most_tokens=num_bytes // (8 * (K + 1)))
+
+
 class Asked:
     """A request whose stream says tokens 0, 1, 2, … as a test tells it to."""
 
@@ -58,6 +64,7 @@ class Asked:
         tenant: bytes = b"",
         takes_pieces: bool = True,
         version: str = "1.1",
+        room: Shares | None = None,
     ) -> None:
         self.plan, self.table, self.wire = plan, Table(), Wire()
         request, wire = HttpRequest(tenant=tenant, version=version), self.wire
@@ -65,14 +72,21 @@ class Asked:
         wire.exchange = self.exchange
         self.slices = slices or TimeSlicedQueue()
         where = (TextsByModel(lambda _: "nowhere"), Limits(), self.table.broadcast, self.slices)
-        start_answer(plan, self.exchange, AnswerContext(self.table, *where))
+        context = AnswerContext(self.table, *where, logprob_shares=room or Shares.of_logprobs())
+        start_answer(plan, self.exchange, context)
         [self._state] = plan.states
-        self.table.streams.accept(Accepted(self._state.handle, pack_u32([1])))
         self._num_tokens = 0
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the stream has been submitted."""
+        return self._state.handle >= 0
 
     def say(self, kind: int, num: int, reason: str | None = None) -> None:
         """So many tokens, each a character of this kind; with a reason, the last ones."""
         begin = self._num_tokens
+        if not begin:
+            self.table.streams.accept(Accepted(self._state.handle, pack_u32([1])))
         self._num_tokens += num
         ids = range(begin, self._num_tokens)
         text = "".join(chr(0x100 + token_id) for token_id in ids)
@@ -292,3 +306,44 @@ def test_a_client_that_leaves_while_it_is_written_costs_no_more(
         assert len(asked.wire.writes) == num
 
     asyncio.run(main())
+
+
+def test_answers_that_gather_much_wait_for_room_of_their_tenant() -> None:
+    """A hundred at once would gather hundreds of MiB; what is small waits for nobody."""
+
+    async def main() -> None:
+        room = Shares(1_000_000, num_tenants=2)
+        many = [Asked(held_plan(240_000), tenant=b"a", room=room) for _ in range(9)]
+        assert [each.is_asked for each in many] == [True] * 2 + [False] * 7
+        others = [Asked(held_plan(240_000), tenant=b"b", room=room) for _ in range(3)]
+        assert [each.is_asked for each in others] == [True] * 2 + [False]
+        assert Asked(held_plan(100), tenant=b"a", room=room).is_asked
+        assert Asked(chat_plan(is_stream=True), tenant=b"a", room=room).is_asked
+        many[2].exchange.disconnect()  # it waits
+        for number, free in enumerate((3, 4, 5, 6, 7, 8, None, None)):
+            done = many[number + (number > 1)]
+            done.say(EventKind.CONTENT, 1, "stop")
+            await done.end()
+            done.exchange.release()  # as its connection does once the answer has been sent
+            assert free is None or many[free].is_asked
+        assert not many[2].is_asked
+        assert room.num_bytes == 2 * 240_000  # of the other tenant
+        for each in others:
+            each.exchange.disconnect()
+        assert room.num_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_room_is_asked_for_as_much_as_an_answer_may_gather() -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": K}
+
+    def num_held(**given: Any) -> int:
+        return plan_chat(read_chat(json.dumps({**chat, **given}).encode()), CARD).num_held
+
+    assert num_held(max_tokens=50, n=2) == 2 * 50 * (K + 1)
+    assert num_held(max_tokens=50, stream=True) == 0
+    assert num_held(logprobs=False, top_logprobs=0) == 0
+    assert num_held(max_tokens=50, prompt_logprobs=1) > 50 * (K + 1)
+    assert num_held() <= CARD.max_model_len * (K + 1)
+    assert response_plan(is_stream=True).num_held == CARD.max_model_len * (K + 1)
