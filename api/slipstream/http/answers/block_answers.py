@@ -74,7 +74,7 @@ class StreamedBlocks:
         self._framed: Block | None = None
         self._kind = 0  # of its text (see `Deltas.kinds`)
         self._frame = ChunkFrame(b"", b"", 0)
-        live.failure_event = self._writer.fail
+        live.failure_event, live.forget = self._writer.fail, self._writer.forget_logprobs
         self.is_plain = True
         self._state.awaits_acceptance = True
         self.queue = StreamQueue(live, self._state, self, _TOKEN_BYTES)
@@ -272,11 +272,12 @@ class UnaryBlocks:
         try:
             reader = BlockReader(self._printer.custom_tools)
             logged = _logged(live, reader.read, lambda: reader.open_block)
-            whole = self._held.whole(end)
+            whole, tokens = self._held.take(end)
             if logged is None:
                 reader.read(joined_events(events_of(whole)))
             else:
-                logged.take(whole, self._held.logprobs)
+                logged.take(whole, tokens)
+                del whole, tokens
                 yield
             reader.close(is_complete=end.reason == "stop")
             live.num_unwritten -= 1

@@ -133,6 +133,11 @@ class BlockWriter:
         """Those that have begun."""
         return self._reader.blocks
 
+    def forget_logprobs(self) -> None:
+        """Forget those of all blocks, which are printed no more."""
+        for block in self._reader.blocks:
+            block.logprobs = None
+
     def frame(self, block: Block) -> TextFrame:
         """The constant parts of the events with a block's text."""
         if self._frame is None or self._frame[0] is not block:

@@ -214,6 +214,7 @@ class Broadcast:
         if stream is not None:
             if state.is_over:
                 del self._streams[state.index]
+                self._indices, self._found = (), []  # they would keep its answer until the next
             stream.wakeup.ring(state)
 
     # ---- within ------------------------------------------------------------------------------

@@ -16,17 +16,18 @@ class HeldDeltas:
     """The deltas of one stream, and apart from them the log-probabilities of its tokens."""
 
     def __init__(self, state: StreamState, *, has_logprobs: bool) -> None:
-        self.logprobs = HeldLogprobs()
+        self._logprobs = HeldLogprobs()
         self._deltas = state.deltas
         if has_logprobs:
             state.push = self._push
 
-    def whole(self, end: End | None) -> Delta:
-        """All deltas as one, without log-probabilities. end: the stream's."""
+    def take(self, end: End) -> tuple[Delta, HeldLogprobs]:
+        """Take all deltas, as one that has no log-probabilities, and those. end: the stream's."""
         joined = join(list(self._deltas), end)
         self._deltas.clear()
-        return joined
+        tokens, self._logprobs = self._logprobs, HeldLogprobs()
+        return joined, tokens
 
     def _push(self, delta: Delta) -> None:
-        self.logprobs.add(columns_of(delta))
+        self._logprobs.add(columns_of(delta))
         self._deltas.append(join([delta], has_logprobs=False))

@@ -59,7 +59,7 @@ from slipstream_ipc.messages import End
 from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
-_WHOLE_BYTES = 2**18  # of a complete answer that is sent at once though it is made in pieces
+_WHOLE_BYTES = 2**16  # of a complete answer that is sent at once though it is made in pieces
 
 
 class StreamEngine(Protocol):
@@ -94,6 +94,7 @@ class AnswerContext:
 class LiveAnswer:
     """The streams of one request while they run. num_unwritten: choices not written yet.
     failure_event: the last event of a stream that fails. resume: called when more may be written.
+    forget: called when nothing will be.
     """
 
     def __init__(self, plan: AnswerPlan, exchange: Exchange, context: AnswerContext) -> None:
@@ -109,7 +110,8 @@ class LiveAnswer:
         self._echo_texts: dict[int, str] = {}  # of prompts, by number
         self._parts: deque[Parts[None]] = deque()  # to be run
         self._is_running = False  # they are in the queue of time slices
-        self.resume: Callable[[], None] = _nothing_to_resume
+        self.resume: Callable[[], None] = _nothing
+        self.forget: Callable[[], None] = _nothing
         self.failure_event: Callable[[ApiError], bytes] = _failure_event
         if plan.is_resumable:
             self.event_ids = EventIdWriter(
@@ -139,6 +141,7 @@ class LiveAnswer:
 
     def _on_disconnect(self) -> None:
         """The client has disconnected."""
+        self._let_go()
         if self.event_ids is None or all(state.is_over for state in self.plan.states):
             self.abandon()
         else:
@@ -193,7 +196,7 @@ class LiveAnswer:
             except Exception:
                 self.handle_exception()
         if not exchange.is_open:
-            self._parts.clear()
+            self._let_go()
         elif self._parts and not exchange.is_paused:
             return True
         self._is_running = False
@@ -202,6 +205,16 @@ class LiveAnswer:
             if exchange.is_open:
                 self.resume()
         return False
+
+    def _let_go(self) -> None:
+        """Nothing more will be written. The exchange refers to this object, which refers to it:
+        what is large does not wait for the garbage collector.
+        """
+        self._parts.clear()
+        self.forget()
+        self.resume, self.forget, self.failure_event = _nothing, _nothing, _failure_event
+        for state in self.plan.states:
+            self.context.broadcast.detach(state)
 
     def begin_stream(self) -> None:
         """Send the head of the event stream."""
@@ -258,7 +271,6 @@ class LiveAnswer:
         if error.status >= 500:
             _logger.warning("%s", error, extra=of_requests(self.exchange.request.id))
         exchange = self.exchange
-        self._parts.clear()
         if exchange.has_begun and not self.plan.is_stream:
             exchange.drop()
         elif exchange.has_begun:
@@ -266,6 +278,7 @@ class LiveAnswer:
             exchange.finish()
         else:
             exchange.refuse(error)
+        self._let_go()
         if isinstance(failure, SupersededError) or hint:
             self._on_disconnect()  # the client goes on elsewhere, or may: keep the other choices
         else:
@@ -414,8 +427,8 @@ class LiveAnswer:
         return None if found is None else partial(prompt_pieces, found, k, self.texts)
 
 
-def _nothing_to_resume() -> None:
-    """Nothing is written that waits for the client."""
+def _nothing() -> None:
+    """Nothing waits for the call."""
 
 
 def tell_left_out(

@@ -89,8 +89,7 @@ class UnaryAnswer:
         live, plan = self._live, self._live.plan
         state = plan.states[index]
         assert state.end is not None
-        held = self._held[index]
-        whole, tokens = held.whole(state.end), held.logprobs
+        whole, tokens = self._held[index].take(state.end)
         parts, end_reason = None, str(state.end.reason)
         if self._shape.reads_events and kind_of(whole) != 0:
             events = events_of(whole)

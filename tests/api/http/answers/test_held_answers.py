@@ -5,6 +5,7 @@ nobody else's loss.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, HttpRequest
+from slipstream.http.openai.held_logprobs import HeldLogprobs
 from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.planning.chat import plan_chat, read_chat
 from slipstream.http.responses.response_plan import new_response
@@ -306,6 +308,46 @@ def test_a_client_that_leaves_while_it_is_written_costs_no_more(
         assert len(asked.wire.writes) == num
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [chat_plan, lambda: response_plan(is_stream=False), lambda: response_plan(is_stream=True)],
+)
+def test_nothing_is_held_of_an_answer_that_is_over(
+    make: Callable[[], AnswerPlan], leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor until the garbage collector comes, and also where a client has left that did not read."""
+    monkeypatch.setattr(delta_batch, "_PART", 1)
+    monkeypatch.setattr(live_answer, "_WHOLE_BYTES", 0)
+
+    def num_held() -> int:
+        found = (each for each in gc.get_objects() if type(each) is HeldLogprobs)
+        return sum([each.num_tokens for each in found])
+
+    async def main() -> None:
+        asked = Asked(make())
+        asked.say(EventKind.CONTENT, 20)
+        assert num_held() == 20
+        asked.wire.room = 3000 if leaves else 1 << 30
+        asked.say(EventKind.CONTENT, 20, "stop")
+        if leaves:
+            while asked.slices.is_busy:  # noqa: ASYNC110  (it has the loop turn)
+                await asyncio.sleep(0)
+            assert num_held() == 40
+            asked.exchange.disconnect()
+        else:
+            await asked.end()
+            await asyncio.sleep(0)
+        assert num_held() == 0
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
 
 
 def test_answers_that_gather_much_wait_for_room_of_their_tenant() -> None:
