@@ -56,7 +56,7 @@ def hole(number: int) -> Raw:
 
 
 def has_holes(encoded: bytes) -> bool:
-    """Whether there are holes in encoded content."""
+    """True if there are holes in encoded content."""
     return _HOLE in encoded
 
 

@@ -1,4 +1,4 @@
-"""What has come of a stream whose end alone is waited for.
+"""The deltas of a stream whose end alone is waited for.
 
 Log-probabilities leave their messages as they come: a message has many streams' and would keep all
 of them until the last of these has been answered.

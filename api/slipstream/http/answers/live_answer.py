@@ -149,7 +149,7 @@ class LiveAnswer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being written in time slices."""
+        """True while something is written in time slices."""
         return bool(self._parts)
 
     def run(self, parts: Parts[None]) -> None:
@@ -183,7 +183,7 @@ class LiveAnswer:
             self.context.slices.add(self._run_part, self.tenant)
 
     def _run_part(self) -> bool:
-        """Run a part; whether there are more that can be run now."""
+        """Run a part; True if there are more that can be run now."""
         exchange = self.exchange
         if exchange.is_open and not exchange.is_paused:
             try:

@@ -27,12 +27,12 @@ class HeldLogprobs:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return self._num_sealed + len(self._ranks) // 4
 
     @property
     def num_candidates(self) -> int:
-        """How many candidates they have in all."""
+        """The number of candidates of all tokens together."""
         return self.num_tokens * self.width
 
     def add(self, columns: EntryColumns | LogprobColumns) -> None:

@@ -56,7 +56,7 @@ class EchoedTokens:
 
 @dataclass(slots=True, eq=False)
 class ShownLogprobs:
-    """What is to be shown of a stretch of an answer: `k` candidates of each token.
+    """The log-probabilities to be shown of a stretch of an answer: `k` candidates of each token.
 
     position: where the first token's text begins; completions advance it past all of them.
     prompt: in front of the tokens.

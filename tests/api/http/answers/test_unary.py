@@ -105,7 +105,7 @@ class Asked:
         """None: it has not been answered."""
         if self.exchange.is_open:
             return None
-        return json.loads(b"".join(self.wire.writes).partition(b"\r\n\r\n")[2])
+        return json.loads(body_of(self.wire.writes))
 
 
 def run(test: Callable[[Asked], Any], kind: str) -> Any:
