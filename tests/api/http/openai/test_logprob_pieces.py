@@ -178,7 +178,7 @@ def test_a_candidate_is_held_in_eight_bytes() -> None:
     found = columns(random.Random(1), 1000, 21)
     num_bytes = len(b"".join(chat_pieces(ShownLogprobs(20, Texts(), held(found)), is_line=True)))
     tokens = held(found)
-    kept: list[Any] = [tokens._values, tokens._ids, tokens._ranks]
-    kept += [each for piece in tokens._pieces for each in (piece.values, piece.ids, piece.ranks)]
+    pieces = (*tokens._pieces, *tokens._unsealed)
+    kept = [each for piece in pieces for each in (piece.values, piece.ids, piece.ranks)]
     assert sum(map(sys.getsizeof, kept)) < (8 * 21 + 4) * 1000 * 1.05
     assert 6 * sum(map(sys.getsizeof, kept)) < num_bytes
