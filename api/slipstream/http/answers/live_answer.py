@@ -239,6 +239,7 @@ class LiveAnswer:
                     self._tell()
                     exchange.begin_stream(JSON)
                     exchange.write(b"".join(made))
+                    made.clear()
             yield
         if exchange.has_begun:
             exchange.finish()
