@@ -126,7 +126,7 @@ class AnswerPlan:
 
     @property
     def num_held(self) -> int:
-        """How many log-probabilities may wait for the end of their streams, about."""
+        """The number of log-probabilities that may wait for the end of their streams, about."""
         num, is_held = 0, isinstance(self.shape, BlockShape) or not self.is_stream
         if self.num_logprobs is not None and is_held:
             num += (1 + self.num_logprobs) * self.most_tokens

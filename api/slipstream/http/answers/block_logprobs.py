@@ -37,7 +37,7 @@ class LoggedDeltas(Generic[Made]):
         self._held = HeldLogprobs()  # of tokens without text before a block
 
     def take(self, delta: Delta, tokens: HeldLogprobs | None = None) -> list[Made]:
-        """What `hand_on` makes of a delta's events. tokens: its log-probabilities, where it does
+        """Return what `hand_on` makes of a delta's events. tokens: its log-probabilities, where it does
         not have them itself.
         """
         found: list[Made] = []
@@ -71,7 +71,7 @@ class LoggedDeltas(Generic[Made]):
         return block.logprobs
 
     def filled(self, encoded: bytes, blocks: Sequence[Block], *, is_line: bool) -> Iterator[bytes]:
-        """What a printer has made of these blocks, in pieces. is_line: see `logprob_pieces`."""
+        """The output of a printer for these blocks, in pieces. is_line: see `logprob_pieces`."""
 
         def fill(index: int) -> Iterator[bytes]:
             tokens = blocks[index].logprobs or HeldLogprobs()

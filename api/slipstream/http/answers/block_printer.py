@@ -130,7 +130,7 @@ class BlockWriter:
 
     @property
     def blocks(self) -> Sequence[Block]:
-        """Those that have begun."""
+        """Blocks that have begun."""
         return self._reader.blocks
 
     def forget_logprobs(self) -> None:

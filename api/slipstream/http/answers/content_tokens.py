@@ -30,8 +30,8 @@ def add_content(held: HeldLogprobs, delta: Delta) -> None:
 
 
 def content_of(tokens: HeldLogprobs, delta: Delta) -> HeldLogprobs:
-    """Of the log-probabilities of a delta's tokens, which are used up, those of its content. Of a
-    stream that is not read as events everything is content.
+    """The log-probabilities of a delta's content, taken from those of all its tokens. Of a stream
+    that is not read as events everything is content.
     """
     kind = kind_of(delta)
     if kind in (0, EventKind.CONTENT):

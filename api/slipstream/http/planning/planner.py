@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, cast
 
-from msgspec.structs import asdict
-
 import msgspec
+from msgspec.structs import asdict
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError, of_prompt
