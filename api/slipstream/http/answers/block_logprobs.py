@@ -37,8 +37,8 @@ class LoggedDeltas(Generic[Made]):
         self._held = HeldLogprobs()  # of tokens without text before a block
 
     def take(self, delta: Delta, tokens: HeldLogprobs | None = None) -> list[Made]:
-        """Return what `hand_on` makes of a delta's events. tokens: its log-probabilities, where it does
-        not have them itself.
+        """Return what `hand_on` makes of a delta's events. tokens: its log-probabilities, where it
+        does not have them itself.
         """
         found: list[Made] = []
         left = content_of(tokens_of(delta) if tokens is None else tokens, delta)
