@@ -239,7 +239,7 @@ def next_multiple(now: float, period_s: float) -> float:
     """The first multiple of `period_s` after `now`: timers set to it are due at one moment, so an
     idle process wakes once for all of them.
     """
-    return (now // period_s + 1) * period_s  # decision 013
+    return (now // period_s + 1) * period_s  # decision 014
 
 
 def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSignal]:

@@ -168,7 +168,7 @@ class Child:
         """True if the supervisor reads the child's beats at once: they report a load, or child
         processes.
         """
-        # lines of the others wait for the turns that these cause (decision 013)
+        # lines of the others wait for the turns that these cause (decision 014)
         return isinstance(self.numbers, CoreNumbers) or bool(self.processes and self.is_active)
 
     def drain(self, within_s: float) -> None:
