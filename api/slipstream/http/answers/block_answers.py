@@ -33,7 +33,7 @@ from slipstream.http.answers.held_deltas import HeldDeltas
 from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
 from slipstream.http.answers.stream_queue import StreamQueue
 from slipstream.http.api_errors import ApiError
-from slipstream.http.openai.response_bodies import Usage
+from slipstream.http.openai.usage import Usage
 from slipstream.http.response_encoding import encoded, has_holes
 from slipstream.http.time_slice import Parts, run_all
 from slipstream.outputs import Delta, events_of, id_column_of, kind_of

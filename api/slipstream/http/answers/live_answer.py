@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from msgspec import structs
-
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import (
     BadRequestError,
@@ -44,11 +42,7 @@ from slipstream.http.openai.held_logprobs import HeldLogprobs
 from slipstream.http.openai.ignored_fields import told_fields
 from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.logprob_pieces import EchoedTokens, ShownLogprobs, prompt_pieces
-from slipstream.http.openai.response_bodies import (
-    CompletionTokensDetails,
-    PromptTokensDetails,
-    Usage,
-)
+from slipstream.http.openai.usage import Usage, final_usage, usage_of
 from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.response_encoding import JSON, Response, event
 from slipstream.http.shares import Shares
@@ -365,19 +359,8 @@ class LiveAnswer:
         states, num_answers = self.plan.states, self.plan.id.num_answers
         num_prompt = sum(self._prompt_lens())
         ends = [state.end or End("abort", 0) for state in states]
-        # a prompt's other answers find what its first one has computed
-        num_cached = sum(
-            min(end.num_cached_tokens for end in ends[at : at + num_answers])
-            for at in range(0, len(ends), num_answers)
-        )
         usage = self._usage(num_prompt, sum(end.num_tokens for end in ends))
-        return structs.replace(
-            usage,
-            prompt_tokens_details=PromptTokensDetails(num_cached),
-            completion_tokens_details=CompletionTokensDetails(
-                min(usage.completion_tokens, sum(end.num_reasoning_tokens for end in ends))
-            ),
-        )
+        return final_usage(usage, ends, num_answers)
 
     @property
     def lacks_prompt(self) -> bool:
@@ -401,7 +384,7 @@ class LiveAnswer:
     def _usage(self, num_prompt: int, num_output: int) -> Usage:
         if self.plan.echo is not None and self.plan.echo.is_prompt_only:
             num_output = 0
-        return Usage(num_prompt, num_output, num_prompt + num_output)
+        return usage_of(num_prompt, num_output)
 
     def prompt_ids(self, index: int = 0) -> list[int]:
         """The token ids of a choice's prompt."""

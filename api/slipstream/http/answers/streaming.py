@@ -44,7 +44,8 @@ from slipstream.http.openai.custom_tools import CustomCalls
 from slipstream.http.openai.held_logprobs import HeldLogprobs
 from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.logprob_pieces import ShownLogprobs, advance
-from slipstream.http.openai.response_bodies import NULL, Answer, Choice, Usage
+from slipstream.http.openai.response_bodies import NULL, Answer, Choice
+from slipstream.http.openai.usage import Usage
 from slipstream.http.response_encoding import DONE_EVENT, event, filled, hole, json_part
 from slipstream.http.shares import Share
 from slipstream.http.time_slice import Parts

@@ -34,7 +34,7 @@ from slipstream.http.anthropic.response_bodies import (
 )
 from slipstream.http.api_errors import ApiError, ErrorShape
 from slipstream.http.openai.answer_parts import finish_reason
-from slipstream.http.openai.response_bodies import Usage
+from slipstream.http.openai.usage import Usage
 from slipstream.http.response_encoding import named_event
 from slipstream_ipc.formats.call_ids import plain_id
 from slipstream_ipc.messages import End

@@ -10,29 +10,9 @@ from typing import Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from slipstream.http.openai.usage import Usage
+
 NULL = Raw(b"null")
-
-
-class PromptTokensDetails(Struct, frozen=True):
-    """cached_tokens: found in the prefix cache when the prompts were first computed."""
-
-    cached_tokens: int
-
-
-class CompletionTokensDetails(Struct, frozen=True):
-    """reasoning_tokens: between the delimiters of reasoning."""
-
-    reasoning_tokens: int
-
-
-class Usage(Struct, frozen=True):
-    """The tokens of a request. The details are known at the end."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
-    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct, frozen=True):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from slipstream.http.answers.block_printer import AnswerHead, BlockShape, TextFrame
 from slipstream.http.answers.blocks import Block, BlockKind
 from slipstream.http.api_errors import ApiError
-from slipstream.http.openai.response_bodies import Usage
+from slipstream.http.openai.usage import Usage
 from slipstream.http.response_encoding import hole
 from slipstream.http.responses import stream_events as events
 from slipstream.http.responses.offered_tools import OfferedTool, unusual_tools

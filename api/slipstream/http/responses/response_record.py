@@ -11,11 +11,7 @@ import msgspec
 from msgspec import Raw, Struct, structs
 
 from slipstream.http.answers.block_printer import blocks_of
-from slipstream.http.openai.response_bodies import (
-    CompletionTokensDetails,
-    PromptTokensDetails,
-    Usage,
-)
+from slipstream.http.openai.usage import Usage, final_usage, usage_of
 from slipstream.http.responses.input_items import InputItem
 from slipstream.http.responses.response_object import ResponseObject
 from slipstream.http.responses.response_printer import ResponsePrinter
@@ -162,14 +158,7 @@ class KeptResponse:
 
     def usage(self, end: End) -> Usage:
         """The tokens of the response."""
-        num_prompt, num_output = self.num_prompt_tokens, end.num_tokens
-        return Usage(
-            num_prompt,
-            num_output,
-            num_prompt + num_output,
-            PromptTokensDetails(end.num_cached_tokens),
-            CompletionTokensDetails(min(num_output, end.num_reasoning_tokens)),
-        )
+        return final_usage(usage_of(self.num_prompt_tokens, end.num_tokens), [end], 1)
 
     def output_items(self) -> tuple[InputItem, ...]:
         """The output as items of an input."""

@@ -20,7 +20,7 @@ from slipstream.http.answers.block_printer import (
 )
 from slipstream.http.answers.blocks import Block, BlockKind, BlockReader
 from slipstream.http.anthropic.message_printer import MessagePrinter
-from slipstream.http.openai.response_bodies import Usage
+from slipstream.http.openai.usage import Usage
 from slipstream_ipc.messages import AnswerEvent, End, EventKind
 
 HEAD = AnswerHead("msg_1", "m", 0)

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.http.answers.block_printer import AnswerHead, blocks_of
 from slipstream.http.anthropic.message_printer import MessagePrinter, _stop
-from slipstream.http.openai.response_bodies import Usage
+from slipstream.http.openai.usage import Usage
 from slipstream_ipc.messages import AnswerEvent, End, EventKind, FinishReason
 
 ALLOWED = {"end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal"}

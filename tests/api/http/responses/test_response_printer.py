@@ -22,7 +22,7 @@ from tests.helpers.response_events import response_events, with_joined_deltas
 from slipstream.answers.tool_calls import with_call_ids
 from slipstream.http.answers.block_printer import BlockWriter, NumberedEvent, blocks_of
 from slipstream.http.api_errors import ApiError
-from slipstream.http.openai.response_bodies import (
+from slipstream.http.openai.usage import (
     CompletionTokensDetails,
     PromptTokensDetails,
     Usage,
