@@ -71,7 +71,7 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """As `ended`."""
+        """The exit code, as `ended` returns it."""
         return self.ended()
 
     def poll(self) -> int | None:
@@ -119,7 +119,7 @@ class ChildProcess:
         return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
     def _reap(self) -> int:
-        """Of one that has ended."""
+        """Reap the process, which has ended; return its exit code."""
         code = self._ended()
         assert code is not None
         if self._code is None:

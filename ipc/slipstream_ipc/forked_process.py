@@ -1,4 +1,4 @@
-"""How a fork of this process goes on as a program that need not import everything again.
+"""Forks of this process that go on as programs which need not import everything again.
 
 - Only a process with a single thread is forked: another thread may hold a lock, which no thread of
   the copy would ever release. The teams of OpenMP and BLAS are threads, so a process that has run a

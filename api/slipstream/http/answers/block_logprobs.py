@@ -59,7 +59,7 @@ class LoggedDeltas(Generic[Made]):
         add_content(self._growing(), delta)
 
     def _growing(self) -> HeldLogprobs:
-        """Where the next tokens belong."""
+        """The log-probabilities to which the next tokens belong."""
         block = self._open_block()
         if block is None or block.kind != BlockKind.CONTENT:
             return self._held

@@ -24,14 +24,14 @@ from slipstream.http.openai.vocabulary import TokenTexts
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """What a request with `echo` asks for."""
+    """The prompts that a request with `echo` wants to have shown."""
 
     prompts: tuple[str | None, ...]  # per choice, as given; None if given as token ids
     is_prompt_only: bool  # only the prompt is shown (max_tokens 0)
 
     @property
     def needs_texts(self) -> bool:
-        """Whether the vocabulary has to be loaded, to decode token ids."""
+        """True if the vocabulary has to be loaded, to decode token ids."""
         return None in self.prompts
 
     def text(self, index: int, prompt_ids: Sequence[int], texts: TokenTexts) -> str:
@@ -45,7 +45,7 @@ class Echo:
 def token_offsets(
     prompt_ids: npt.NDArray[np.uint32], texts: TokenTexts, text: str
 ) -> Iterator[list[int]]:
-    """Where each token's text begins in `text`, in characters; some tokens at a time."""
+    """The offset of each token's text in `text`, in characters; some tokens at a time."""
     offset = 0
     decoder = getincrementaldecoder("utf-8")("replace")
     for at in range(0, len(prompt_ids), MOST_IDS):
