@@ -69,16 +69,6 @@ class ChildProcess:
         with self._lock:
             return self._ended()
 
-    @property
-    def returncode(self) -> int | None:
-        """The exit code, as `ended` returns it."""
-        return self.ended()
-
-    def poll(self) -> int | None:
-        """Reap it if it has ended; its exit code then, else None."""
-        with self._lock:
-            return None if self._ended() is None else self._reap()
-
     def wait(self, timeout_s: float | None = None) -> int:
         """Wait for its end, and reap it; its exit code. Raises: subprocess.TimeoutExpired."""
         self._await_end(timeout_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -12,23 +14,27 @@ from slipstream_worker.tokenizer.client import TokenizerClient
 
 
 class Child:
-    """In place of the process's `Popen`."""
+    """In place of a `ChildProcess`, which has no pidfd."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int = 0) -> None:
         self.pid = pid
-        self.returncode: int | None = None
+        self.code: int | None = None
 
-    def poll(self) -> int | None:
-        return self.returncode
+    def fileno(self) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def ended(self) -> int | None:
+        return self.code
 
     def kill(self) -> None:
-        self.returncode = -9
+        self.code = -9
 
     def terminate(self) -> None:
         return
 
-    def wait(self, _timeout: float | None = None) -> int:
-        return 0
+    def reap(self, _within_s: float = 0.0) -> int:
+        self.kill()
+        return -9
 
 
 class PlayedPrompts:

@@ -147,18 +147,7 @@ def test_an_end_is_seen_before_it_is_reaped(end: str, code: int) -> None:
         assert child.ended() == code
         assert child.reap() == code
         assert not psutil.pid_exists(child.pid)
-        assert child.ended() == child.poll() == child.wait() == child.reap(1.0) == code
-
-
-def test_a_poll_reaps() -> None:
-    with child_of(WAITS) as (child, _):
-        assert child.poll() is None
-        child.kill()
-        patience = Patience()
-        while child.poll() is None:
-            patience.wait()
-        assert child.poll() == -signal.SIGKILL
-        assert not psutil.pid_exists(child.pid)
+        assert child.ended() == child.wait() == child.reap(1.0) == code
 
 
 def test_who_does_not_end_in_time_is_killed() -> None:
@@ -252,11 +241,11 @@ def test_no_signal_is_sent_to_a_pid_that_may_be_anothers(monkeypatch: pytest.Mon
 
 def test_a_child_that_something_else_has_reaped_has_ended() -> None:
     """As where SIGCHLD is ignored, or `os.wait` is called: `subprocess` takes it for code 0."""
-    with child_of(WAITS) as (child, _), child_of(WAITS) as (polled, _):
-        for each in (child, polled):
+    with child_of(WAITS) as (child, _), child_of(WAITS) as (reaped, _):
+        for each in (child, reaped):
             os.kill(each.pid, signal.SIGKILL)
             os.waitpid(each.pid, 0)
-        assert polled.poll() == 0
+        assert reaped.reap() == 0
         assert child.ended() == child.wait(1.0) == child.reap() == 0
 
 
@@ -299,7 +288,7 @@ class Oracle:
         self.code = code if self.code is None else self.code
 
 
-CALLS = ("ended", "poll", "reap", "kill", "terminate", "wait", "exit", "late wait")
+CALLS = ("ended", "reap", "kill", "terminate", "wait", "exit", "late wait")
 
 
 @given(calls=st.lists(st.sampled_from(CALLS), max_size=8))
@@ -335,9 +324,6 @@ def test_calls_in_any_order_see_one_end(calls: list[str]) -> None:
                 case "wait":
                     oracle.is_reaped = oracle.is_reaped or oracle.code is not None
                     assert oracle.code is None or child.wait() == oracle.code
-                case "poll":
-                    oracle.is_reaped = oracle.is_reaped or oracle.code is not None
-                    assert child.poll() == oracle.code
                 case _:
                     assert child.ended() == oracle.code
             assert psutil.pid_exists(pid) is not oracle.is_reaped

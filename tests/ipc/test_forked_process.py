@@ -36,7 +36,7 @@ def main():
     return 3
 child = fork(main, {0: given, 9: writing}, {"NAME": "child"}, unset=("SECRET",))
 os.close(writing)
-print(os.read(reading, 1000).decode(), child.wait(10.0), child.poll())
+print(os.read(reading, 1000).decode(), child.wait(10.0), child.ended())
 """)
     assert lines == ["text child None [0, 1, 2, 9] 3 3"]
 
@@ -70,9 +70,9 @@ child = fork(main, {}, {})
 try:
     child.wait(0.0)
 except subprocess.TimeoutExpired:
-    print(child.poll())
+    print(child.ended())
 child.terminate()
-print(child.wait(), child.wait(), child.poll())
+print(child.wait(), child.wait(), child.ended())
 child.kill()
 """)
     assert lines == ["None", "-15 -15 -15"]
@@ -89,7 +89,7 @@ codes = []
 waiting = [threading.Thread(target=lambda: codes.append(child.wait())) for _ in range(4)]
 for each in waiting:
     each.start()
-while child.poll() is None:
+while child.ended() is None:
     child.terminate()
 for each in waiting:
     each.join()

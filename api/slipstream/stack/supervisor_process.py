@@ -88,7 +88,7 @@ class SupervisorProcess:
     @property
     def is_running(self) -> bool:
         """True while the process runs: False once it was stopped or has failed."""
-        return self._process.poll() is None
+        return self._process.ended() is None
 
     @property
     def has_told_all(self) -> bool:

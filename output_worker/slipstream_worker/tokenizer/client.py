@@ -25,9 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import select
-import subprocess
 from collections.abc import Container, Iterable, Iterator
 from typing import Protocol
 
@@ -125,7 +123,6 @@ class TokenizerClient:
         self._long_s = long_s
         self._note = RenderNote()
         self._exits = select.epoll()
-        self._pidfd: int | None = None  # of the child, in `_exits`
         # before the socket, whose threads would rule out a fork
         self._child: ChildProcess | None = self._start()
         # whether nothing was left unread when the socket was last asked, and nothing sent since:
@@ -139,9 +136,7 @@ class TokenizerClient:
             self._socket.bind(address)
         except zmq.ZMQError:
             self._socket.close()
-            self._child.kill()
-            self._child.wait()
-            self._forget_exit()
+            self._child.reap()
             self._exits.close()
             self._note.close()
             raise
@@ -244,10 +239,8 @@ class TokenizerClient:
         if self._child is None:
             if now >= self._start_at:
                 self._restart(now)
-        elif self._child.poll() is not None:
-            yield from self._died(
-                now, f"the tokenizer process died (code {self._child.returncode})"
-            )
+        elif self._child.ended() is not None:
+            yield from self._died(now, self._child.reap())
         elif self._heard_at is None:
             self._heard_at = self._started_at = now
             self._silent_delay.begin(self._child.pid)
@@ -293,12 +286,7 @@ class TokenizerClient:
         """Terminate the child and close the socket."""
         if self._child is not None:
             self._child.terminate()
-            try:
-                self._child.wait(_STOP_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                self._child.kill()
-                self._child.wait()
-        self._forget_exit()
+            self._child.reap(_STOP_WITHIN_S)
         self._exits.close()
         self._socket.close()
         self._note.close()
@@ -336,12 +324,11 @@ class TokenizerClient:
             return f"it is not ready after {LOAD_S:g} s"
         return ""
 
-    def _died(self, now: float, how: str) -> Iterator[Rendered]:
-        self._forget_exit()
+    def _died(self, now: float, code: int) -> Iterator[Rendered]:
         served_s = 0.0 if self._ready_at is None else now - self._ready_at
         pause_s = self._pauses.after(served_s)
         more = f"; restarting it in {pause_s:g} s" if pause_s else "; restarting it"
-        logger.error("%s%s", how, more)
+        logger.error("the tokenizer process died (code %d)%s", code, more)
         yield from self._count_death()
         self.num_failed += self._ready_at is None
         self._child, self._ready_at, self._is_ready = None, None, False
@@ -436,12 +423,6 @@ class TokenizerClient:
     def _start(self) -> ChildProcess:
         child = start_tokenizer_process(self._config, self._note.fd, self._name)
         # without a pidfd its death is noticed by the next `beat`
-        with contextlib.suppress(AttributeError, OSError):
-            self._pidfd = os.pidfd_open(child.pid)
-            self._exits.register(self._pidfd, select.EPOLLIN)
+        with contextlib.suppress(OSError):
+            self._exits.register(child.fileno(), select.EPOLLIN)
         return child
-
-    def _forget_exit(self) -> None:
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None

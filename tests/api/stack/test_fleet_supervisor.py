@@ -82,16 +82,16 @@ def test_silence_counts_only_while_both_supervisors_could_turn(
         fleet._check_beats(200.0)
         for at in range(10):
             fleet._check_beats(200.0 + at)
-            assert silent.process.poll() is heard.process.poll() is None
+            assert silent.process.ended() is heard.process.ended() is None
             heard.expect_beat(200.0 + at)
         waited_s = 1.5
         for at in (10.0, 11.0):
             fleet._check_beats(200.0 + at)
-            assert silent.process.poll() is None
+            assert silent.process.ended() is None
         fleet._check_beats(211.5)
         assert silent.process.wait() == -signal.SIGKILL
         assert silent.error == "hung: no heartbeat for 10 s"
-        assert heard.process.poll() is None
+        assert heard.process.ended() is None
     finally:
         for stack in (silent, heard):
             assert stack.process is not None
@@ -176,7 +176,7 @@ def test_one_that_cannot_be_started_again_is_tried_again_and_then_left_out(
                 now = lost.due_at
         assert len(pauses) == 2
         assert lost.process is lost.silent_until is None
-        assert all(each.process is not None and each.process.poll() is None for each in others)
+        assert all(each.process is not None and each.process.ended() is None for each in others)
         assert not fleet._is_ending
         # the last replica: the fleet ends, with a drain
         other = next(each for each in others if each.plan.is_replica)

