@@ -21,6 +21,7 @@ from typing import Any
 
 from slipstream_ipc.messages import Fault
 from slipstream_ipc.telemetry.logs import of_requests
+from slipstream_worker.streams.registration import seed_of
 from slipstream_worker.streams.stream import WorkerStream
 from slipstream_worker.streams.stream_trace import RequestPhase, StreamTrace, derived_id
 
@@ -30,7 +31,7 @@ _FLUSH_S = 1.5  # at shutdown, of the 3 s that a process has
 _SPAN_ID_BYTES = 8
 _SERVICE_NAME = "service.name"
 _QUEUE_SIZE_VARIABLE, _QUEUE_SIZE = "OTEL_BSP_MAX_QUEUE_SIZE", 2048  # the SDK's own
-_PARAMETERS = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed")
+_PARAMETERS = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")
 
 
 class RequestSpans:
@@ -207,6 +208,8 @@ class RequestSpans:
             for name in _PARAMETERS:
                 if (value := getattr(admit.spec.params, name)) is not None:
                     found[f"gen_ai.request.{name}"] = value
+            if admit.seed != seed_of(admit.stream_id):  # its client has given it
+                found["gen_ai.request.seed"] = admit.seed
         if stream.output is not None and (end := stream.output.end) is not None:
             found["gen_ai.usage.output_tokens"] = end.num_tokens
             found["gen_ai.response.finish_reasons"] = (end.reason,)

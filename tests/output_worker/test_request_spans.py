@@ -8,8 +8,10 @@ import pytest
 from msgspec import Raw
 from tests.helpers.otlp_collector import Collector
 
+from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import (
     Fault,
+    ModelCard,
     RequestSpec,
     RequestTrace,
     SamplingParams,
@@ -17,6 +19,7 @@ from slipstream_ipc.messages import (
     TraceContext,
 )
 from slipstream_worker.request_spans import RequestSpans
+from slipstream_worker.streams.registration import register
 from slipstream_worker.streams.stream import Stage, WorkerStream
 from slipstream_worker.streams.stream_trace import StreamTrace
 
@@ -66,6 +69,23 @@ def test_no_tracestate_costs_a_span(collector: Collector, state: str) -> None:
     spans.close()
     assert (spans.num_exported, spans.num_lost) == (2, 0)
     assert collector.trace((b"t" * 16).hex())[0].parent_id == (b"p" * 8).hex()
+
+
+@pytest.mark.parametrize("seed", [None, 7, 0])
+def test_a_span_has_the_parameters_that_were_given(collector: Collector, seed: int | None) -> None:
+    one = stream(1, TraceContext(b"t" * 16))
+    assert one.submit is not None
+    spec = RequestSpec(SamplingParams(seed=seed, top_p=0.5, max_tokens=3))
+    card = ModelCard("m", "p", vocab_size=10, max_model_len=64, eos_token_ids=())
+    one.registration = register(
+        one.submit, pack_u32([1, 5]), b"c", card, spec=spec, fingerprint=b""
+    )
+    spans = RequestSpans(f"{collector.endpoint}/v1/traces")
+    spans.rejected(one, FAULT)
+    spans.close()
+    told = collector.trace((b"t" * 16).hex())[0].attributes
+    assert told.get("gen_ai.request.seed") == seed
+    assert (told["gen_ai.request.top_p"], told["gen_ai.request.max_tokens"]) == (0.5, 3)
 
 
 def test_an_error_costs_spans_and_is_logged(

@@ -266,7 +266,7 @@ def register(
         prompt_ids=prompt_ids,
         spec=spec if params is spec.params else structs.replace(spec, params=params),
         stop_token_ids=stop_token_ids,
-        seed=_seed(submit.stream_id) if seed is None else seed,
+        seed=seed_of(submit.stream_id) if seed is None else seed,
         max_tokens=max_tokens,
         owner=client,
         handle=submit.handle,
@@ -378,6 +378,7 @@ def _unit_tokens(params: SamplingParams) -> int:
     return max(1, MESSAGE_BUDGET_BYTES // (8 + LOGPROB_BYTES * width))
 
 
-def _seed(stream_id: bytes) -> int:
+def seed_of(stream_id: bytes) -> int:
+    """The seed of a stream whose client gives none."""
     digest = hashlib.blake2b(stream_id, digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

@@ -138,6 +138,28 @@ server.close()
     assert lines == ["True True", "0", "-9"]
 
 
+def test_an_environment_that_is_not_utf_8_is_left_to_programs(
+    run: Callable[[str], list[str]],
+) -> None:
+    lines = run(
+        """
+imported(server)
+from slipstream.stack.children.fork_client import ForkRefusedError
+os.environb[b"LATIN_1"] = b"caf\\xe9"
+try:
+    server.fork("forked_child", os.environ, {0: 0}, is_whole=True, leads_session=True)
+except ForkRefusedError:
+    print("refused")
+child = Child(spec, None, server)
+print(os.getpgid(child.pid) == child.pid)
+child.kill()
+child.reap()
+server.close()
+"""
+    )
+    assert lines == ["refused", "True"]
+
+
 HERE = """
 server.close()
 import forked_child

@@ -24,7 +24,6 @@ from slipstream_ipc.fork_server import (
     Fork,
     Forked,
     ForkServerAnswer,
-    ForkServerRequest,
     Preload,
     Preloaded,
     Refused,
@@ -108,7 +107,7 @@ class ForkClient:
     def preload_next(self) -> None:
         """Import the next module, if any is left. Raises: OSError."""
         if self._waiting and not self._is_importing:
-            self._send(self._waiting[0], [])
+            self._socket.send(msgspec.json.encode(self._waiting[0]))
             self._is_importing = True
 
     def fork(
@@ -128,11 +127,15 @@ class ForkClient:
         """
         if module not in self._preloaded or self._is_importing:
             return None
-        request = Fork(module, dict(environment), tuple(descriptors), is_whole, leads_session)
+        fork = Fork(module, dict(environment), tuple(descriptors), is_whole, leads_session)
+        try:
+            request = msgspec.json.encode(fork)
+        except UnicodeEncodeError:  # only a program can be given such a variable
+            raise ForkRefusedError("its environment is not UTF-8") from None
         if not self._stays_reaper:
             _become_reaper(True)
         try:
-            self._send(request, list(descriptors.values()))
+            socket.send_fds(self._socket, [request], list(descriptors.values()))
             answer = self._answer()
         finally:
             if not self._stays_reaper:
@@ -153,9 +156,6 @@ class ForkClient:
         """Kill and reap it."""
         self._process.reap()
         self._socket.close()
-
-    def _send(self, request: ForkServerRequest, fds: list[int]) -> None:
-        socket.send_fds(self._socket, [msgspec.json.encode(request)], fds)
 
     def _answer(self) -> ForkServerAnswer:
         line = self._socket.recv(_MAX_ANSWER_BYTES)
