@@ -30,6 +30,7 @@ _TOKENS = re.compile(
     re.VERBOSE,
 )
 _META = re.compile(r"[\\.^$|?*+(){}\[\]]")
+_HALF = re.compile("[\ud800-\udfff]")
 _COMMON = {  # of `%import common.…`, as lark's own file of them has these
     "DIGIT": "[0-9]",
     "HEXDIGIT": "[a-fA-F0-9]",
@@ -278,7 +279,7 @@ def _text_of(written: str) -> str:
         found = ast.literal_eval(written.removesuffix("i"))
     except (ValueError, SyntaxError):
         found = None
-    if not isinstance(found, str):
+    if not isinstance(found, str) or _HALF.search(found):
         raise NotRegularError(f"{written[:20]} is no text")
     return found
 

@@ -161,6 +161,7 @@ def test_common_terminals_are_known(name: str) -> None:
         'start: "a',
         'start: ("a"',
         'start: "a")',
+        'start: "\\ud800"',  # half a character
         'start: "a".."bc"',
         'start: "a" ~ B',
         "start: " + "(" * 10_000,
