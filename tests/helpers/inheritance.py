@@ -8,8 +8,15 @@ from collections.abc import Mapping
 
 from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_LEVEL_VARIABLE
 
-# read by each process when it begins, not by modules
-_FREE = ("PYTEST_CURRENT_TEST", LOG_FORMAT_VARIABLE, LOG_LEVEL_VARIABLE)
+# read by each process when it begins, not by modules; and what torch sets for itself when it first
+# needs it
+_FREE = (
+    "PYTEST_CURRENT_TEST",
+    LOG_FORMAT_VARIABLE,
+    LOG_LEVEL_VARIABLE,
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+)
 
 
 def inheritance(environment: Mapping[str, str] = os.environ) -> dict[str, object]:

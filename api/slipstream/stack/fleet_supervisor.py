@@ -219,13 +219,17 @@ class FleetSupervisor:
             **stack.plan.environment,
         }
         before_exec = partial(_before_exec, stack.plan.cpus)  # safe: this process has one thread
-        started = self._forked(stack, environment) or start_supervisor(environment, before_exec)
+        config = msgspec.structs.replace(stack.plan.config, beats=True)
+        if started := self._forked(stack, environment):
+            children = [msgspec.structs.replace(spec, preloads=False) for spec in config.children]
+            config = msgspec.structs.replace(config, children=tuple(children))  # it has them all
+        else:
+            started = start_supervisor(environment, before_exec)
         stack.process, stack.stdin = started.process, started.stdin
         stack.expect_beat(stack.started_at, FIRST_BEAT_S)
         stack.events = LineReader(started.stdout_fd)
         self._selector.register(stack.events, selectors.EVENT_READ)
         with contextlib.suppress(BrokenPipeError):  # it has ended, which SIGCHLD tells
-            config = msgspec.structs.replace(stack.plan.config, beats=True)
             stack.stdin.write(msgspec.json.encode(config) + b"\n")
             stack.stdin.flush()
         self._report(ProcessStarted(stack.name, stack.process.pid))

@@ -197,7 +197,7 @@ class Supervisor:
         preloads = {
             spec.forks: Preload(spec.forks, spec.config)
             for spec in self._config.children
-            if spec.forks is not None and spec.preloads and spec.forks not in sys.modules
+            if spec.forks is not None and spec.preloads
         }
         if not preloads:
             return

@@ -6,7 +6,7 @@ Keeps the tokens whose text is yet to come and a few before them, and follows th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from slipstream_worker.detokenizer.panics import PanicError, is_panic
@@ -33,9 +33,12 @@ class WindowDetokenizerFactory:
 
         self.delimiter_ids = tuple(sorted((delimiter_ids or {}).items()))
         self._tokenizer: Tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(each for each, token in added.items() if token.special)
 
     def create(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> WindowDetokenizer:
-        return WindowDetokenizer(self._tokenizer, prompt_ids, skip_special_tokens)
+        skipped = self._special_ids if skip_special_tokens else frozenset()
+        return WindowDetokenizer(self._tokenizer, prompt_ids, skipped)
 
 
 class WindowDetokenizer:
@@ -64,17 +67,20 @@ class WindowDetokenizer:
         "_context_text",
         "_num_shown",
         "_pending",
-        "_skip",
+        "_skipped_behind",
+        "_skipped_ids",
         "_tokenizer",
         "num_pending",
     )
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skipped_ids: Collection[int]
     ) -> None:
+        """skipped_ids: tokens without text: special ones, where these are to be skipped."""
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+        self._skipped_ids = skipped_ids
         self._pending: list[int] = []
+        self._skipped_behind: list[int] = []  # for each of them, tokens before the next
         self._num_shown = 0  # characters of the pending tokens already emitted
         self.num_pending = 0
         self._context: list[int] = []
@@ -86,7 +92,13 @@ class WindowDetokenizer:
         return False
 
     def step(self, token_id: int) -> str:
+        if token_id in self._skipped_ids:
+            if self._pending:  # it waits with these, and does not fill the window
+                self._skipped_behind[-1] += 1
+                self.num_pending += 1
+            return ""
         self._pending.append(token_id)
+        self._skipped_behind.append(0)
         text = self._decode(self._context + self._pending)
         new = self._new_text(text, self._pending)
         if new and not text.endswith(REPLACEMENT):  # the usual case; the rest is for broken bytes
@@ -98,8 +110,8 @@ class WindowDetokenizer:
             self.num_pending = 1 if more else self.num_pending + 1
             return more
         if not new:
-            self._pending.clear()
-            self.num_pending = self._num_shown = 0
+            self._clear()
+            self._num_shown = 0
             return ""
         return self._show(self._commit_settled(text))
 
@@ -108,9 +120,13 @@ class WindowDetokenizer:
 
     def flush(self) -> str:
         tail = self._new_text(self._decode(self._context + self._pending), self._pending)
-        self._pending.clear()
-        self.num_pending = 0
+        self._clear()
         return self._show(tail)
+
+    def _clear(self) -> None:
+        self._pending.clear()
+        self._skipped_behind.clear()
+        self.num_pending = 0
 
     def _show(self, text: str, *, is_pending: bool = False) -> str:
         """The part of the next tokens' text that has not been emitted yet; counts it as emitted."""
@@ -120,7 +136,7 @@ class WindowDetokenizer:
 
     def _decode(self, token_ids: list[int]) -> str:
         try:
-            return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip)
+            return self._tokenizer.decode(token_ids, skip_special_tokens=bool(self._skipped_ids))
         except BaseException as error:
             if is_panic(error):
                 raise PanicError(f"the tokenizer cannot decode this: {error}") from error
@@ -161,7 +177,8 @@ class WindowDetokenizer:
     def _commit(self, num_tokens: int) -> None:
         self._keep_context(self._context + self._pending[:num_tokens], _MAX_CONTEXT)
         del self._pending[:num_tokens]
-        self.num_pending = len(self._pending)
+        del self._skipped_behind[:num_tokens]
+        self.num_pending = len(self._pending) + sum(self._skipped_behind)
 
     def _keep_context(self, token_ids: Sequence[int], max_len: int) -> None:
         """Keep the fewest of the last tokens whose text begins with a whole character.

@@ -218,3 +218,27 @@ def test_what_has_left_of_a_window(
         whole = shared_beginning(may_come)
         assert whole.startswith(text_of(output))
         assert text_of(output).rstrip(REPLACEMENT) == whole.rstrip(REPLACEMENT)
+
+
+@pytest.mark.parametrize("kind", BYTE_KINDS)
+def test_tokens_that_are_skipped_do_not_fill_a_window(
+    compiled: Callable[[str], Compiled], kind: str
+) -> None:
+    """They wait with the half of a character that is before them, however many they are."""
+    case = compiled(kind)
+    added = case.tokenizer.get_added_tokens_decoder()
+    special = next(each for each, token in added.items() if token.special)
+    begin, end = case.spell(b"\xc3"), case.spell(b"\xa9")
+    factory = WindowDetokenizerFactory(case.tokenizer.to_str().encode())
+    detokenizer = factory.create([], True)
+    output = output_of(detokenizer)
+    output.push([special])
+    assert detokenizer.num_pending == 0
+    output.push(begin)
+    for count in range(1, 3 * MAX_PENDING):
+        output.push([special])
+        assert text_of(output) == ""
+        assert detokenizer.num_pending == len(begin) + count
+    output.push(end)
+    assert text_of(output) == "é"
+    assert detokenizer.num_pending == 0

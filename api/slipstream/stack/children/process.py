@@ -79,8 +79,8 @@ class ChildSpec(msgspec.Struct, frozen=True):
 
     has_spare: a spare waits to replace it. drains: it serves users' requests, and reports when
     none is left. receives_condition: it is sent the condition and statistics of the stack.
-    forks: its module, where it may run in a fork: its `main` is what `argv` would run. A supervisor
-    that has imported it already forks itself. preloads: else a fork server is to import it.
+    forks: its module, where it may run in a fork: its `main` is what `argv` would run. preloads: a
+    fork server is to import it; else only a process that has imported it already forks.
     front_index: the number of a child that accepts connections from the supervisor's sockets, among
     such children; None for others.
     """
@@ -339,7 +339,7 @@ def _started(
     """
     module = spec.forks
     way: _Way | None = None
-    if module is not None and module in sys.modules:
+    if module is not None and not spec.preloads and module in sys.modules:
         way, fork_server = partial(_fork_here, module), None
     elif module is not None and fork_server is not None:
         way = partial(_fork, fork_server, module)
