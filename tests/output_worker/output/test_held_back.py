@@ -208,7 +208,7 @@ def test_what_has_left_of_a_window(
     detokenizer = factory.create(prompt_ids, skip)
     output = output_of(detokenizer)
     for count, token_id in enumerate(ids, 1):
-        if detokenizer.num_pending == MAX_PENDING - 1:
+        if len(detokenizer._pending) == MAX_PENDING - 1:
             break
         output.push([token_id])
         may_come = (
