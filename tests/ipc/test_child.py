@@ -125,6 +125,11 @@ def is_zombie(pid: int) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+def has_ended(said: int) -> bool:
+    """True once all writers of a pipe have ended."""
+    return bool(select.select([said], [], [], PATIENCE_S)[0]) and os.read(said, 1) == b""
+
+
 def await_end(child: ChildProcess) -> int:
     patience = Patience()
     while (code := child.ended()) is None:
@@ -172,7 +177,7 @@ def test_a_kill_is_for_the_child_alone(leads: str | None) -> None:
         child.reap()
         assert not is_zombie(grandchild)
         os.kill(grandchild, signal.SIGKILL)
-        assert os.read(said, 1) == b""
+        assert has_ended(said)
 
 
 @pytest.mark.parametrize("own_end", ["os._exit(4)", "signal.pause()"])
@@ -184,7 +189,7 @@ def test_nothing_is_left_of_a_group_when_its_leader_is_reaped(own_end: str) -> N
             assert await_end(child) == 4
             assert not select.select([said], [], [], 0)[0], "the grandchild has ended"
         assert child.reap() == (4 if "exit" in own_end else -signal.SIGKILL)
-        assert os.read(said, 1) == b"", "the grandchild lives on"
+        assert has_ended(said), "the grandchild lives on"
 
 
 def test_a_descriptor_tells_of_the_end() -> None:
@@ -249,25 +254,36 @@ def test_a_child_that_something_else_has_reaped_has_ended() -> None:
         assert child.ended() == child.wait(1.0) == child.reap() == 0
 
 
-def test_one_dies_with_the_process_that_executed_it() -> None:
+PAUSES = "import os, signal; os.write(1, b'%d' % os.getpid()); signal.pause()"
+EXECUTES = f"""
+before = partial(die_with_parent, os.getpid())
+execute((sys.executable, "-c", {PAUSES!r}), os.environ, stdout=1, leads="session", before=before)
+"""
+FORKS = f"""
+def main():
+    exec({PAUSES!r})
+    return 0
+fork(main, {{}}, {{}}, leads_group=True)
+"""
+
+
+@pytest.mark.parametrize("starts", [EXECUTES, FORKS])
+def test_a_child_dies_with_the_process_that_started_it(starts: str) -> None:
     """`before` is called in the child, before its first line of Python."""
     said, saying = os.pipe2(os.O_CLOEXEC)
-    starter = """
+    starter = f"""
 import os, signal, sys
 from functools import partial
-from slipstream_ipc.child import execute
+from slipstream_ipc.child import execute, fork
 from slipstream_ipc.process import die_with_parent
-
-code = "import os, signal; os.write(1, b'%d' % os.getpid()); signal.pause()"
-before = partial(die_with_parent, os.getpid())
-execute((sys.executable, "-c", code), os.environ, stdout=1, leads="session", before=before)
+{starts}
 signal.pause()
 """
     parent = execute((sys.executable, "-c", starter), os.environ, stdout=saying)
     os.close(saying)
     assert int(os.read(said, 16)) != parent.pid
     parent.reap()
-    assert os.read(said, 1) == b""
+    assert has_ended(said)
     os.close(said)
 
 
