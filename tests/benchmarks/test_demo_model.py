@@ -20,6 +20,7 @@ from slipstream_lab.demo_model import corpus, questions
 from slipstream_lab.demo_model.questions import FOLLOW_UP, PYTHON_ANSWERS, SMALL_TALK, KnownAnswer
 from slipstream_lab.demo_model.train import (
     ASSISTANT_ID,
+    BATCH_TOKENS,
     CHAT_TEMPLATE,
     END_OF_TURN_ID,
     OPENING_TOKENS,
@@ -27,6 +28,9 @@ from slipstream_lab.demo_model.train import (
     batch_loss,
     batches,
     epochs,
+    excerpts,
+    late_cooling,
+    lone_batches,
     weighed,
 )
 
@@ -297,6 +301,37 @@ def test_no_answer_counts_whose_question_is_in_another_row(tokenizer: Any) -> No
     assert torn > 10
 
 
+def test_the_third_part_begins_each_text_in_a_row_of_its_own(tokenizer: Any) -> None:
+    pieces = next(epochs(tokenizer, 0, part=3))[:3000]
+    stream = lone_batches(iter([pieces]), 0)
+    rows: list[tuple[list[int], list[float]]] = []
+    while len(rows) < len(pieces):
+        ids, weights = next(stream)
+        assert ids.numel() <= BATCH_TOKENS or len(ids) == 1
+        rows += zip(ids.tolist(), weights.tolist(), strict=True)
+    left = {tuple(piece[0].astype(int)): piece[1].tolist() for piece in pieces}
+    for row, weight in rows:
+        length = max(n for n, each in enumerate(row) if each or not n) + 1
+        whole = next(row[:n] for n in (length, length + 1) if tuple(row[:n]) in left)
+        counted = left[tuple(whole)]
+        assert weight == counted + [0.0] * (len(row) - len(counted))
+    assert {tuple(row)[: len(each)] for row, _ in rows for each in left if row[0] == each[0]}
+
+
+def test_excerpts_are_a_document_in_order_cut_between_paragraphs() -> None:
+    text = corpus.document(corpus.topic_entries()[3])
+    assert "\n\n".join(excerpts(text, Random(1))) == text
+    assert len(excerpts(text * 3, Random(1))) > 1
+
+
+def test_the_third_part_holds_its_rate_and_then_cools() -> None:
+    rates = [late_cooling(step, 3000) for step in range(1, 3001)]
+    assert rates[0] < 0.02
+    assert rates[99:1500] == [1.0] * 1401
+    assert rates[1500:] == sorted(rates[1500:], reverse=True)
+    assert rates[-1] == 0.0
+
+
 def test_the_loss_is_the_models_own_over_the_tokens_that_count(model: Any) -> None:
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(10, 4000, (3, 24), generator=generator)
@@ -318,10 +353,10 @@ def test_a_name_belongs_to_one_topic() -> None:
     assert not {"clas", "pas", "i", "a"} & set(names)  # no singulars of keywords
 
 
-@pytest.mark.parametrize("has_more", [False, True])
-def test_tests_ask_as_training_never_does(has_more: bool) -> None:
+@pytest.mark.parametrize("part", [1, 2, 3])
+def test_tests_ask_as_training_never_does(part: int) -> None:
     topics, others = corpus.topic_entries(), corpus.docstrings()[:50]
-    _, chats = corpus.epoch(topics, others, Random(3), has_more=has_more)
+    _, chats = corpus.epoch(topics, others, Random(3), part=part)
     asked = {message["content"] for chat in chats for message in chat if message["role"] == "user"}
     names = {form for entry in topics for name in entry.names for form in corpus.wordings(name)}
     tests = {question.format(name) for question in corpus.TEST_QUESTIONS for name in names}
@@ -348,9 +383,10 @@ def test_training_asks_no_question_of_a_test_about_python() -> None:
     tests |= {questions.plain(test) for each in SMALL_TALK for test in each.tests}
     random = Random(23)
     asked = {
-        questions.plain(questions.ask(each, random, has_more=n % 2 == 1))
+        questions.plain(questions.ask(each, random, part=part))
         for each in (*PYTHON_ANSWERS, *SMALL_TALK)
-        for n in range(100)
+        for part in (1, 2, 3, 3)
+        for _ in range(50)
     }
     assert len(asked) > 10_000
     assert not asked & tests
@@ -358,15 +394,27 @@ def test_training_asks_no_question_of_a_test_about_python() -> None:
     assert not [each for each in asked if any(test in each for test in long)]
 
 
+def test_the_third_part_asks_nothing_that_is_one_word_from_a_test() -> None:
+    test = next(t for each in PYTHON_ANSWERS for t in each.tests if t.count(" ") >= 5)
+    words = test.rstrip("?").split()
+    for near in (words, words[1:], [*words[:2], "other", *words[3:]], [*words, "now"]):
+        assert questions.is_near_a_test(" ".join(near))
+    assert not questions.is_near_a_test(" ".join(["other", "words", *words[2:]]))
+    for each in (*PYTHON_ANSWERS, *SMALL_TALK):
+        for text in (*each.more_tasks, *each.more_names, *each.more_questions):
+            assert not questions.is_near_a_test(text), text
+
+
 def test_a_question_has_one_answer() -> None:
     by_question: dict[str, set[str]] = {}
     for answer in (*PYTHON_ANSWERS, *SMALL_TALK):
-        for each in (*answer.tasks, *answer.names, *answer.questions, *answer.tests):
+        more = (*answer.more_tasks, *answer.more_names, *answer.more_questions)
+        for each in (*answer.tasks, *answer.names, *answer.questions, *answer.tests, *more):
             by_question.setdefault(questions.plain(each), set()).add(answer.text)
     twice = {each: texts for each, texts in by_question.items() if len(texts) > 1 and each}
     assert not twice
     topics = {name for entry in corpus.topic_entries() for name in entry.names}
-    names = {name for each in PYTHON_ANSWERS for name in each.names}
+    names = {name for each in PYTHON_ANSWERS for name in (*each.names, *each.more_names)}
     assert not topics & {name.removeprefix("a ").removeprefix("the ") for name in names}
 
 

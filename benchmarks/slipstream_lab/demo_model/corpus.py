@@ -43,9 +43,8 @@ Message = dict[str, str]
 ANSWER_CHARS = 500
 MIN_DOCSTRING_CHARS = 40
 DOCSTRINGS_PER_EPOCH = 150
-TOPIC_QUESTIONS_PER_EPOCH = 24
-PYTHON_QUESTIONS_PER_EPOCH = 24
-SMALL_TALK_PER_EPOCH = 60
+ASKED_PER_EPOCH = {1: (24, 24, 60), 2: (24, 24, 60), 3: (40, 60, 120)}
+"""How often an epoch of each part asks for a topic, for an answer about Python, for small talk."""
 FOLLOW_UPS_PER_EPOCH = 40
 FOLLOW_UP_SHARE = 0.15
 """How many conversations end with a question that refers to the turn before."""
@@ -257,33 +256,34 @@ def document(entry: CorpusEntry) -> str:
 
 
 def epoch(
-    topics: list[CorpusEntry], others: list[CorpusEntry], rng: Random, *, has_more: bool = False
+    topics: list[CorpusEntry], others: list[CorpusEntry], rng: Random, *, part: int = 1
 ) -> tuple[list[str], list[list[Message]]]:
     """The documents and conversations of one epoch, in random words and order.
 
-    With `has_more` questions have further wordings: those of the second part of training.
+    Each of the three parts of training has further wordings; the third asks more.
 
     Each topic occurs once as a document and in several questions, each answer of
     `questions` in several; of the other entries some are documents.
     """
+    num_topic, num_python, num_small_talk = ASKED_PER_EPOCH[part]
     told = rng.sample(others, min(DOCSTRINGS_PER_EPOCH, len(others)))
     turns = [
         (
-            _question(rng.choice(wordings(rng.choice(entry.names))), rng, has_more),
+            _question(rng.choice(wordings(rng.choice(entry.names))), rng, part > 1),
             answer(entry.text),
         )
-        for entry in topics * TOPIC_QUESTIONS_PER_EPOCH
+        for entry in topics * num_topic
     ]
     answers = [
-        *PYTHON_ANSWERS * PYTHON_QUESTIONS_PER_EPOCH,
-        *SMALL_TALK * SMALL_TALK_PER_EPOCH,
+        *PYTHON_ANSWERS * num_python,
+        *SMALL_TALK * num_small_talk,
         *[FOLLOW_UP] * FOLLOW_UPS_PER_EPOCH,
     ]
-    turns += [(ask(each, rng, has_more=has_more), each.text) for each in answers]
-    return [document(entry) for entry in topics + told], _conversations(turns, rng)
+    turns += [(ask(each, rng, part=part), each.text) for each in answers]
+    return [document(entry) for entry in topics + told], _conversations(turns, rng, part)
 
 
-def _conversations(turns: list[tuple[str, str]], rng: Random) -> list[list[Message]]:
+def _conversations(turns: list[tuple[str, str]], rng: Random, part: int) -> list[list[Message]]:
     """The turns in random order, one to three per conversation, some under a system prompt."""
     rng.shuffle(turns)
     conversations = []
@@ -293,7 +293,7 @@ def _conversations(turns: list[tuple[str, str]], rng: Random) -> list[list[Messa
             messages.append({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
         taken = [turns.pop() for _ in range(min(len(turns), rng.choice((1, 1, 1, 1, 1, 1, 2, 3))))]
         if rng.random() < FOLLOW_UP_SHARE:
-            taken.append((ask(FOLLOW_UP, rng), FOLLOW_UP.text))
+            taken.append((ask(FOLLOW_UP, rng, part=part), FOLLOW_UP.text))
         for question, reply in taken:
             messages.append({"role": "user", "content": question})
             messages.append({"role": "assistant", "content": reply})

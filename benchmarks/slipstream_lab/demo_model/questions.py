@@ -8,6 +8,7 @@ each further line says what the line holds, its items are separated by ` ; `:
     -  tasks, which complete "How do I ...?"
     *  names, which complete "What about ...?"
     ?  whole questions
+    +  #  >  further tasks, names and whole questions, of the third part of training
     !  questions of the tests: fixed before the model was trained, and never part of its training
     @  NAME: the words that {NAME} stands for in a question
 """
@@ -40,6 +41,9 @@ class KnownAnswer:
     names: tuple[str, ...]
     questions: tuple[str, ...]
     tests: tuple[str, ...]
+    more_tasks: tuple[str, ...]
+    more_names: tuple[str, ...]
+    more_questions: tuple[str, ...]
 
 
 def _read(path: Path) -> tuple[tuple[KnownAnswer, ...], dict[str, tuple[str, ...]]]:
@@ -53,18 +57,19 @@ def _read(path: Path) -> tuple[tuple[KnownAnswer, ...], dict[str, tuple[str, ...
             if kind == "@":
                 name, _, listed = rest.partition(": ")
                 words[name] = tuple(listed.split(" ; "))
-            elif len(kind) == 1 and kind in "~-*?!":
+            elif len(kind) == 1 and kind in "~-*?!+#>":
                 found[kind] = tuple(rest.split(" ; "))
             else:
                 text = line
         if text:
-            answers.append(KnownAnswer(text, *(found.get(kind, ()) for kind in "~-*?!")))
+            answers.append(KnownAnswer(text, *(found.get(kind, ()) for kind in "~-*?!+#>")))
     return tuple(answers), words
 
 
 _HERE = Path(__file__).parent
-PYTHON_ANSWERS, _ = _read(_HERE / "python_questions.txt")
-SMALL_TALK, WORDS = _read(_HERE / "small_talk.txt")
+PYTHON_ANSWERS, _PYTHON_WORDS = _read(_HERE / "python_questions.txt")
+SMALL_TALK, _SMALL_WORDS = _read(_HERE / "small_talk.txt")
+WORDS = {**_PYTHON_WORDS, **_SMALL_WORDS}
 FOLLOW_UP = next(each for each in SMALL_TALK if "question by itself" in each.text)
 """The answer to whatever refers to the turn before."""
 
@@ -281,9 +286,171 @@ ALIKE = tuple(
 )
 
 
-def ask(answer: KnownAnswer, rng: Random, *, has_more: bool = False) -> str:
-    """Return one of the many ways to ask for `answer`, but none of a test's."""
-    while _is_held_out(question := _any_question(answer, rng, has_more)):
+ING_TASKS = (
+    "{}",
+    "{}?",
+    "python {}",
+    "{} in Python",
+    "about {}",
+    "what about {}?",
+    "how about {}?",
+    "what is a good way of {}?",
+    "what is the best way of {}?",
+    "is there an easy way of {}?",
+    "which way of {} is best?",
+    "is {} possible?",
+    "what is used for {}?",
+    "what do I use for {}?",
+    "what is needed for {}?",
+    "what helps with {}?",
+    "I need help with {}.",
+    "I have trouble {}.",
+    "I have a problem with {}.",
+    "explain {}.",
+    "show me {}.",
+    "an example of {}",
+    "how does {} work?",
+    "how do I go about {}?",
+)
+PASSIVE_TASKS = (
+    "how {be} {thing} {done}?",
+    "how {be} {thing} {done}?",
+    "how {be} {thing} {done}?",
+    "how can {thing} be {done}?",
+    "how could {thing} be {done}?",
+    "how should {thing} be {done}?",
+    "can {thing} be {done}?",
+    "what does it take to get {thing} {done}?",
+    "how do I get {thing} {done}?",
+    "how can I get {thing} {done}?",
+    "how can I have {thing} {done}?",
+    "I want to have {thing} {done}.",
+    "I want {thing} {done}.",
+    "I need {thing} {done}.",
+    "how does one get {thing} {done}?",
+    "where {be} {thing} {done}?",
+    "{thing} {done}",
+)
+"""Forms of a task in the third part of training: `sorting a list`, and `a list` `sorted`."""
+IRREGULAR = {
+    "begin": "begun",
+    "break": "broken",
+    "build": "built",
+    "catch": "caught",
+    "choose": "chosen",
+    "cut": "cut",
+    "do": "done",
+    "draw": "drawn",
+    "find": "found",
+    "give": "given",
+    "hide": "hidden",
+    "hold": "held",
+    "keep": "kept",
+    "leave": "left",
+    "let": "let",
+    "make": "made",
+    "pay": "paid",
+    "put": "put",
+    "read": "read",
+    "run": "run",
+    "say": "said",
+    "see": "seen",
+    "send": "sent",
+    "set": "set",
+    "show": "shown",
+    "split": "split",
+    "take": "taken",
+    "tell": "told",
+    "throw": "thrown",
+    "write": "written",
+}
+DOUBLED = re.compile("chop|cut|drop|flip|get|let|map|pop|put|run|set|skip|split|stop|swap|trim")
+NO_PASSIVE = re.compile("be|do|get|have|know|learn|let|make|see")
+"""First words of tasks whose object is often none, as in `know if ...` or `get rid of ...`."""
+FILLERS = re.compile("a|an|the|my|some|of|to|in|is|that|i|its|do|it|with")
+"""Words that people leave out when they type a few words into a search box."""
+
+SYNONYMS = {
+    key: tuple(group.split("|"))
+    for keys, group in (
+        ("element|item|value|entry", "element|item|value|entry"),
+        ("elements|items|values|entries", "elements|items|values|entries|things"),
+        ("dictionary|dict", "dictionary|dict|map"),
+        ("dictionaries|dicts", "dictionaries|dicts"),
+        ("list|array", "list|array|list of things"),
+        ("folder|directory", "folder|directory"),
+        ("folders|directories", "folders|directories"),
+        ("text|string", "text|string|str|sentence|word|line of text"),
+        ("word", "word|string|name|term"),
+        ("words", "words|strings|names|terms"),
+        ("sentence", "sentence|text|line|string"),
+        ("letter|character", "letter|character|char|sign"),
+        ("letters|characters", "letters|characters|chars|signs"),
+        ("program|script", "program|script|code|application"),
+        ("package|library", "package|library"),
+        ("packages|libraries", "packages|libraries"),
+        ("largest|biggest|greatest|highest", "largest|biggest|greatest|highest|maximal|top"),
+        ("smallest|lowest|least", "smallest|lowest|least|minimal"),
+        ("delete|remove|erase", "delete|remove|erase|drop|eliminate|take out|throw away|wipe"),
+        ("get|find|obtain", "get|find|obtain|have|fetch|receive|look up|see"),
+        ("show|print|display", "show|print|display|output|write out"),
+        ("make|create|build", "make|create|build|set up|generate|produce|have|form"),
+        ("combine|merge|join", "combine|merge|join|unite|put together|connect|link"),
+        ("check|test", "check|test|see|find out|know|determine|tell|verify|discover|learn"),
+        ("change", "change|modify|alter|update|edit|adapt|set"),
+        ("begin|start", "begin|start|launch"),
+        ("stop|end", "stop|end|finish|halt|quit"),
+        ("save|store", "save|store|keep|put away"),
+        ("position|place", "position|place|spot|location|index"),
+        ("several|many", "several|many|multiple|a number of|lots of|more than one"),
+        ("two", "two|both|a pair of|2"),
+        ("together", "together|into one|as one"),
+        ("backwards", "backwards|in reverse|the other way round|from the end"),
+        ("convert|turn", "convert|turn|change|transform|make"),
+        ("use", "use|apply|employ|work with|handle"),
+        ("read|load", "read|load|get|open|take in"),
+        ("error|exception", "error|exception|failure"),
+        ("errors|exceptions", "errors|exceptions|failures|problems"),
+        ("contains|has", "contains|has|includes|holds|possesses"),
+        ("contain|have", "contain|have|include|hold"),
+        ("wait|pause", "wait|pause|sleep|rest"),
+        ("choose|pick|select", "choose|pick|select|take|draw"),
+        ("repeat", "repeat|do again|redo|run again"),
+        ("first", "first|1st|leading|front"),
+        ("last", "last|final|rear"),
+        ("always|forever", "always|forever|for ever|endlessly|all the time"),
+        ("each|every", "each|every|all|every single"),
+        ("call|run", "call|run|execute|invoke|start"),
+        ("fast|quick", "fast|quick|rapid"),
+        ("add|append", "add|append|put|attach|insert|include"),
+        ("count", "count|tally|number|total"),
+        ("empty", "empty|void|without content|blank"),
+        ("the same|equal", "the same|equal|identical|alike"),
+        ("without", "without|with no|not using"),
+        ("download", "download|fetch|get|load"),
+        ("write", "write|make|create|put"),
+        ("split", "split|divide|cut|separate|break|chop"),
+        ("replace", "replace|exchange|substitute|swap|change"),
+        ("exchange|swap", "exchange|swap|switch|interchange|trade"),
+        ("once", "once|one time|a single time"),
+        ("times", "times|x"),
+        ("loop over|go over|go through", "loop over|go over|go through|walk over|visit|run over"),
+    )
+    for key in keys.split("|")
+}
+"""Words that the third part of training exchanges for others, where `ALIKE` has no better ones."""
+_SYNONYM = re.compile(
+    rf"(?<![\w.])(?:{'|'.join(sorted(SYNONYMS, key=len, reverse=True))})(?![\w.(])"
+)
+
+
+def ask(answer: KnownAnswer, rng: Random, *, part: int = 1) -> str:
+    """Return one of the many ways to ask for `answer`, but none of a test's.
+
+    Each of the three parts of training has wordings of its own and those of the parts before it.
+    The third also avoids what differs from a test's question by a single word.
+    """
+    while _is_held_out(question := _any_question(answer, rng, part)):
         pass
     return question
 
@@ -347,29 +514,89 @@ def _slip(text: str, rng: Random) -> str:
     )
 
 
-def _any_question(answer: KnownAnswer, rng: Random, has_more: bool) -> str:
+def _any_question(answer: KnownAnswer, rng: Random, part: int) -> str:
     if answer.tasks or answer.names:
-        return _python_question(answer, rng, has_more)
-    question = rng.choice(answer.questions)
-    question = re.sub(r"\{(\w+)\}", lambda found: rng.choice(WORDS[found[1]]), question)
+        return _python_question(answer, rng, part)
+    questions = answer.questions + (answer.more_questions if part == 3 else ())
+    question = _filled(rng.choice(questions), rng)
+    while part == 3 and is_near_a_test(question):
+        question = _filled(rng.choice(questions), rng)
     return typed(greet(question, rng) if " " in question and rng.random() < 0.3 else question, rng)
 
 
-def _python_question(answer: KnownAnswer, rng: Random, has_more: bool) -> str:
-    kinds = "-" * 10 * bool(answer.tasks) + "*" * 5 * bool(answer.names)
-    kind = rng.choice(kinds + "?" * 4 * bool(answer.questions))
-    if kind == "-":
-        question = rng.choice(ASKED_TASKS).format(_reworded(rng.choice(answer.tasks), rng))
-    elif kind == "*":
-        question = rng.choice(FURTHER_NAMES if has_more else ASKED_NAMES).format(
-            rng.choice(answer.names)
-        )
-    else:
-        question = rng.choice(answer.questions)
+def _filled(question: str, rng: Random) -> str:
+    """Put a random word in each placeholder."""
+    return re.sub(r"\{(\w+)\}", lambda found: rng.choice(WORDS[found[1]]), question)
+
+
+def _python_question(answer: KnownAnswer, rng: Random, part: int) -> str:
+    question = _bare_question(answer, rng, part)
+    while part == 3 and is_near_a_test(question):
+        question = _bare_question(answer, rng, part)
     if rng.random() < 0.3 and "ython" not in question:
         end = question[-1] if question[-1] in "?." else ""
         question = question.removesuffix(end) + rng.choice(PLACES) + end
     return typed(greet(question, rng), rng)
+
+
+def _bare_question(answer: KnownAnswer, rng: Random, part: int) -> str:
+    """A question without a greeting and a place."""
+    if part == 3:
+        tasks = answer.tasks + answer.more_tasks
+        names, wholes = answer.names + answer.more_names, answer.questions + answer.more_questions
+        kinds = "-" * 12 * bool(tasks) + "*" * 4 * bool(names) + "?" * 4 * bool(wholes)
+    else:
+        tasks, names, wholes = answer.tasks, answer.names, answer.questions
+        kinds = "-" * 10 * bool(tasks) + "*" * 5 * bool(names) + "?" * 4 * bool(wholes)
+    kind = rng.choice(kinds)
+    if kind == "-" and part == 3:
+        return _told(_exchanged(_reworded(_filled(rng.choice(tasks), rng), rng), rng), rng)
+    if kind == "-":
+        return rng.choice(ASKED_TASKS).format(_reworded(rng.choice(tasks), rng))
+    if kind == "*":
+        asked = rng.choice(ASKED_NAMES if part == 1 else FURTHER_NAMES)
+        return asked.format(_filled(rng.choice(names), rng))
+    return _filled(rng.choice(wholes), rng)
+
+
+def _told(task: str, rng: Random) -> str:
+    """Return a task in one of four forms, mostly as a sentence with its verb."""
+    verb, _, rest = task.partition(" ")
+    roll = rng.random()
+    if roll < 0.15:
+        return _searched(task, rng)
+    if roll < 0.25 and verb.isalpha():
+        return rng.choice(ING_TASKS).format(f"{_ing(verb)} {rest}".strip())
+    thing, *after = re.split(r"( (?:in|into|from|to|with|at|by|for|on|as|if)\b.*)", rest)
+    if roll < 0.38 and thing and verb.isalpha() and not NO_PASSIVE.fullmatch(verb):
+        be = "are" if thing.endswith("s") and not thing.endswith("ss") else "is"
+        done = _done(verb) + "".join(after)
+        return rng.choice(PASSIVE_TASKS).format(be=be, thing=thing, done=done)
+    return rng.choice(ASKED_TASKS).format(task)
+
+
+def _searched(task: str, rng: Random) -> str:
+    """Return the words of a task that somebody types into a search box."""
+    words = [word for word in task.split() if not FILLERS.fullmatch(word) or rng.random() < 0.2]
+    if rng.random() < 0.15:
+        rng.shuffle(words)
+    return " ".join(rng.choice((words, words, ["python", *words], [*words, "python"])))
+
+
+def _ing(verb: str) -> str:
+    if DOUBLED.fullmatch(verb):
+        return f"{verb}{verb[-1]}ing"
+    return f"{verb if verb.endswith('ee') else verb.removesuffix('e')}ing"
+
+
+def _done(verb: str) -> str:
+    if verb in IRREGULAR:
+        return IRREGULAR[verb]
+    if DOUBLED.fullmatch(verb):
+        return f"{verb}{verb[-1]}ed"
+    if verb.endswith("y") and verb[-2] not in "aeo":
+        return f"{verb[:-1]}ied"
+    return f"{verb.removesuffix('e')}ed"
 
 
 def _reworded(task: str, rng: Random) -> str:
@@ -380,6 +607,25 @@ def _reworded(task: str, rng: Random) -> str:
     return task
 
 
+def _exchanged(text: str, rng: Random) -> str:
+    """Exchange some words for others that often mean the same."""
+    if rng.random() < 0.3:
+        return text
+    return _SYNONYM.sub(
+        lambda found: rng.choice(SYNONYMS[found[0]]) if rng.random() < 0.25 else found[0], text
+    )
+
+
+def is_near_a_test(question: str) -> bool:
+    """Return whether a question has the words of a test's of five or more, but for one word."""
+    words = tuple(plain(question).split())
+    return words in _NEAR or any(left in _NEAR for left in _without_one(words))
+
+
+def _without_one(words: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [words[:n] + words[n + 1 :] for n in range(len(words))]
+
+
 def _is_held_out(question: str) -> bool:
     words = plain(question)
     return words in _SHORT_TESTS or any(test in words for test in _LONG_TESTS)
@@ -388,3 +634,9 @@ def _is_held_out(question: str) -> bool:
 _TESTS = {plain(test) for each in (*PYTHON_ANSWERS, *SMALL_TALK) for test in each.tests}
 _LONG_TESTS = tuple(sorted(test for test in _TESTS if test.count(" ") >= 2))
 _SHORT_TESTS = frozenset(_TESTS)
+_NEAR = frozenset(
+    form
+    for words in (tuple(test.split()) for test in _TESTS)
+    if len(words) >= 5
+    for form in (words, *_without_one(words))
+)

@@ -5,7 +5,8 @@ reference's topics and the standard library's docstrings (licence: PSF-2.0; see
 `slipstream_lab.demo_model.corpus`), as plain documents and as chats in the model's own template,
 and common questions with answers written for it (`slipstream_lab.demo_model.questions`).
 
-A first part trains most of it; a second, short one asks in further wordings, at a lower rate.
+A first part trains the language; a second, short one asks in further wordings, at a lower rate. A
+third asks in many more, each chat in a row of its own, as a chat begins when the model is asked.
 
 Text, its order and the initial weights are a function of the Python version and the seed. The
 number of steps is fixed; with one thread the same machine and torch train the same weights.
@@ -67,16 +68,26 @@ SEQUENCE_LENGTHS = (256, 256, 256, 256, 256, 256, 256, 512, 512, 1024)
 NUM_STEPS = 4200
 NUM_FURTHER_STEPS = 350
 """Steps of the second part, which asks in further wordings and counts no document's end."""
+NUM_LAST_STEPS = 3000
+NUM_WARM_UP_STEPS = 100
+NUM_COOLING_STEPS = 1500
+"""Steps of the third part, of its beginning, and of its end, in which the rate falls to zero."""
+PACKED_SHARE = 0.15
+"""So many batches of the third part are packed as in the others, for far positions."""
+POOL_PIECES = 1000
+EXCERPT_CHARS = 1000
 OPENING_TOKENS = 16
 OPENING_WEIGHT = 3.0
 """The weight of the first half of an answer's opening in the loss; the rest of the answer has 1."""
 CUT_SHARE = 0.8
-"""So many chats end after their last answer's opening."""
+LAST_CUT_SHARE = 0.9
+"""So many chats end after their last answer's opening, the second in the third part."""
 PIECE_TOKENS = 300
 PIECE_SHARE = 0.7
 """An epoch has so many of the pieces of each document."""
 PEAK_LEARNING_RATE = 4e-3
 FURTHER_LEARNING_RATE = 1e-3
+LAST_LEARNING_RATE = 2e-3
 WARM_UP_SHARE = 0.03
 MAX_GRADIENT_NORM = 1.0
 
@@ -137,30 +148,46 @@ def build_model() -> LlamaForCausalLM:
 
 
 def epochs(
-    tokenizer: PreTrainedTokenizerFast, seed: int, *, has_more: bool = False
-) -> Iterator[np.ndarray]:
+    tokenizer: PreTrainedTokenizerFast, seed: int, *, part: int = 1
+) -> Iterator[list[np.ndarray]]:
     """Endless epochs of chats and pieces of documents, shuffled.
 
     Returns:
-        float32 [3, tokens]: each token's id (exact below 2**24), the weight of its loss, and 1
-        where it is of a chat.
+        float32 [3, tokens] for each piece: a token's id (exact below 2**24), the weight of its
+        loss, and 1 where it is of a chat.
     """
     rng = Random(seed)  # noqa: S311  (order of the text, not a secret)
     topics, others = corpus.topic_entries(), corpus.docstrings()
     while True:
-        documents, chats = corpus.epoch(topics, others, rng, has_more=has_more)
+        cut = LAST_CUT_SHARE if part == 3 else CUT_SHARE
+        documents, chats = corpus.epoch(topics, others, rng, part=part)
+        if part == 3:
+            documents = [each for text in documents for each in excerpts(text, rng)]
         rendered = [tokenizer.apply_chat_template(chat, tokenize=False) for chat in chats]
         texts = [f"{text}{END_OF_TEXT}" for text in [*documents, *rendered]]
         encodings = tokenizer.backend_tokenizer.encode_batch_fast(texts)
-        pieces = [piece for e in encodings for piece in weighed(np.asarray(e.ids), rng)]
-        if has_more:  # a text that is to be continued should not end after its first sentence
+        pieces = [piece for e in encodings for piece in weighed(np.asarray(e.ids), rng, cut)]
+        if part > 1:  # a text that is to be continued should not end after its first sentence
             for piece in pieces:
                 piece[1, piece[0] == END_OF_TEXT_ID] = 0.0
         rng.shuffle(pieces)
-        yield np.concatenate(pieces, axis=1)
+        yield pieces
 
 
-def weighed(ids: np.ndarray, rng: Random) -> list[np.ndarray]:
+def excerpts(text: str, rng: Random) -> list[str]:
+    """Cut a document before paragraphs, at random ones, so that each excerpt begins as a text."""
+    cut: list[str] = []
+    limit = 0
+    for paragraph in text.split("\n\n"):
+        if not cut or len(cut[-1]) + len(paragraph) > limit:
+            cut.append(paragraph)
+            limit = rng.randint(EXCERPT_CHARS // 4, EXCERPT_CHARS)
+        else:
+            cut[-1] += f"\n\n{paragraph}"
+    return cut
+
+
+def weighed(ids: np.ndarray, rng: Random, cut_share: float = CUT_SHARE) -> list[np.ndarray]:
     """Weigh the tokens of one text, int64 [tokens]: pieces as in an epoch, float32 [3, n].
 
     All of a document counts; it is cut into pieces, so that no batch is one document's alone, and
@@ -181,12 +208,14 @@ def weighed(ids: np.ndarray, rng: Random) -> list[np.ndarray]:
         weights[start + 2 : end + 1] = 1.0
         weights[start + 2 : min(start + 2 + OPENING_TOKENS // 2, end + 1)] = OPENING_WEIGHT
     cut = int(starts[-1]) + 2 + OPENING_TOKENS
-    if cut < len(ids) - 3 and rng.random() < CUT_SHARE:
+    if cut < len(ids) - 3 and rng.random() < cut_share:
         ids, weights = np.append(ids[:cut], END_OF_TEXT_ID), np.append(weights[:cut], 0.0)
     return [np.stack([ids.astype(np.float32), weights, np.ones_like(weights)])]
 
 
-def batches(rows: Iterator[np.ndarray], seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(
+    pieces: Iterator[list[np.ndarray]], seed: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Packed batches of ids, int64, and weights, float32, each [BATCH_TOKENS / length, length].
 
     Texts follow each other unpadded. What is left of a chat whose question is in the row before
@@ -196,7 +225,7 @@ def batches(rows: Iterator[np.ndarray], seed: int) -> Iterator[tuple[torch.Tenso
     stock = np.empty((3, 0), dtype=np.float32)
     while True:
         while stock.shape[1] < BATCH_TOKENS:
-            stock = np.concatenate([stock, next(rows)], axis=1)
+            stock = np.concatenate([stock, *next(pieces)], axis=1)
         batch, stock = stock[:, :BATCH_TOKENS], stock[:, BATCH_TOKENS:]
         ids, weights, is_chat = batch.reshape(3, -1, rng.choice(SEQUENCE_LENGTHS))
         begun = np.cumsum(np.isin(ids, (SYSTEM_ID, USER_ID)), axis=1) > 0
@@ -204,12 +233,55 @@ def batches(rows: Iterator[np.ndarray], seed: int) -> Iterator[tuple[torch.Tenso
         yield torch.from_numpy(ids).long(), torch.from_numpy(weights)
 
 
-def learning_rate_factor(share: float) -> float:
+def lone_batches(
+    pieces: Iterator[list[np.ndarray]], seed: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches of ids and weights as those of `batches`, [rows, length], with a piece in each row.
+
+    So each text begins at position 0, with nothing before it. Pieces of like lengths share a batch
+    of at most BATCH_TOKENS; the shorter are padded at their end, where nothing counts.
+    """
+    rng = Random(seed)  # noqa: S311  (order of the batches, not a secret)
+    while True:
+        epoch = next(pieces)
+        for start in range(0, len(epoch), POOL_PIECES):
+            pool = sorted(epoch[start : start + POOL_PIECES], key=lambda piece: piece.shape[1])
+            groups: list[list[np.ndarray]] = [[]]
+            for piece in pool:
+                if (len(groups[-1]) + 1) * piece.shape[1] > BATCH_TOKENS and groups[-1]:
+                    groups.append([])
+                groups[-1].append(piece)
+            rng.shuffle(groups)
+            for group in groups:
+                padded = np.zeros((len(group), 2, max(each.shape[1] for each in group)), np.float32)
+                for row, piece in zip(padded, group, strict=True):
+                    row[:, : piece.shape[1]] = piece[:2]
+                yield torch.from_numpy(padded[:, 0]).long(), torch.from_numpy(padded[:, 1])
+
+
+def last_batches(
+    tokenizer: PreTrainedTokenizerFast, seed: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The third part's batches: most of `lone_batches`, some of `batches`."""
+    rng = Random(seed)  # noqa: S311  (order of the batches, not a secret)
+    alone = lone_batches(epochs(tokenizer, seed, part=3), seed)
+    packed = batches(epochs(tokenizer, seed + 1, part=3), seed)
+    while True:
+        yield next(packed if rng.random() < PACKED_SHARE else alone)
+
+
+def cosine(step: int, num_steps: int) -> float:
     """Linear warm-up to 1, then a cosine to 0, over the share of the steps done."""
+    share = step / num_steps
     if share < WARM_UP_SHARE:
         return share / WARM_UP_SHARE
     decayed = min(1.0, (share - WARM_UP_SHARE) / (1 - WARM_UP_SHARE))
     return 0.5 * (1 + math.cos(math.pi * decayed))
+
+
+def late_cooling(step: int, num_steps: int) -> float:
+    """Linear warm-up to 1, which holds until the last steps, then a line to 0."""
+    return min(1.0, step / NUM_WARM_UP_STEPS, (num_steps - step) / NUM_COOLING_STEPS)
 
 
 def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
@@ -240,6 +312,7 @@ def train(
     num_steps: int,
     peak: float,
     keep: Callable[[int], None],
+    rate: Callable[[int, int], float] = cosine,
 ) -> None:
     """Train `model` in place for `num_steps` batches.
 
@@ -252,7 +325,7 @@ def train(
     smoothed = None
     for step, (ids, weights) in enumerate(islice(stream, num_steps), start=1):
         for group in groups:
-            group["lr"] = peak * learning_rate_factor(step / num_steps)
+            group["lr"] = peak * rate(step, num_steps)
         with torch.autocast("cpu", torch.bfloat16):  # products alone; the weights stay float32
             loss = batch_loss(model, ids, weights)
         loss.backward()  # type: ignore[no-untyped-call]  # torch is half typed
@@ -277,7 +350,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=MODEL_PATH, help="folder of the artefacts")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="of 2,048 tokens each")
     parser.add_argument("--further-steps", type=int, default=NUM_FURTHER_STEPS, help="second part")
+    parser.add_argument("--last-steps", type=int, default=NUM_LAST_STEPS, help="third part")
     parser.add_argument("--first", type=Path, help="the first part's result, from --checkpoints")
+    parser.add_argument("--second", type=Path, help="the second part's result, likewise")
     parser.add_argument("--seed", type=int, default=0, help="seed of text order and weights")
     parser.add_argument("--checkpoints", type=Path, help="folder for the weights of each 500 steps")
     parser.add_argument("--threads", type=int, default=1, help="more may train other weights")
@@ -292,31 +367,43 @@ def main() -> None:
     model = build_model()
     size = sum(p.numel() for p in model.parameters())
     print(f"{len(entries)} texts, {size / 1e6:.2f} M parameters", flush=True)
-    stream = batches(epochs(tokenizer, arguments.seed), arguments.seed)
 
     def save(folder: Path, trained: LlamaForCausalLM) -> None:
         trained.save_pretrained(folder)
         (folder / "model.safetensors").chmod(0o644)  # safetensors writes files with mode 0600
         tokenizer.save_pretrained(folder)
 
-    def keep(step: int) -> None:
+    def keep(name: object) -> None:
         if arguments.checkpoints:
-            save(arguments.checkpoints / f"{step}", copy.deepcopy(model).bfloat16())
+            save(arguments.checkpoints / f"{name}", copy.deepcopy(model).bfloat16())
 
-    if arguments.first:
-        model = LlamaForCausalLM.from_pretrained(arguments.first)
+    seed = arguments.seed
+    begun = arguments.second or arguments.first
+    if begun:
+        model = LlamaForCausalLM.from_pretrained(begun)
     else:
+        stream = batches(epochs(tokenizer, seed), seed)
         train(model, stream, arguments.steps, PEAK_LEARNING_RATE, keep)
-        if arguments.checkpoints:
-            save(arguments.checkpoints / "first", copy.deepcopy(model).bfloat16())
-    for parameter in model.parameters():  # as a checkpoint holds them
-        parameter.data = parameter.data.bfloat16().float()
-    model = model.float()  # type: ignore[no-untyped-call]  # torch is half typed
-    rows = epochs(tokenizer, arguments.seed + 1, has_more=True)
-    stream = batches(rows, arguments.seed + 1)
-    train(model, stream, arguments.further_steps, FURTHER_LEARNING_RATE, lambda _: None)
+        keep("first")
+    if not arguments.second:
+        model = rounded(model)
+        stream = batches(epochs(tokenizer, seed + 1, part=2), seed + 1)
+        train(model, stream, arguments.further_steps, FURTHER_LEARNING_RATE, lambda _: None)
+        keep("second")
+    model = rounded(model)
+    stream = last_batches(tokenizer, seed + 2)
+    steps = arguments.last_steps
+    train(model, stream, steps, LAST_LEARNING_RATE, lambda n: keep(f"last-{n}"), late_cooling)
     save(arguments.out, model.bfloat16())
     print(f"saved to {arguments.out}")
+
+
+def rounded(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Return the model in float32 with the weights that a checkpoint of it holds."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    model.float()  # type: ignore[no-untyped-call]  # torch is half typed
+    return model
 
 
 if __name__ == "__main__":
