@@ -68,7 +68,7 @@ SEQUENCE_LENGTHS = (256, 256, 256, 256, 256, 256, 256, 512, 512, 1024)
 NUM_STEPS = 4200
 NUM_FURTHER_STEPS = 350
 """Steps of the second part, which asks in further wordings and counts no document's end."""
-NUM_LAST_STEPS = 3000
+NUM_LAST_STEPS = 3850
 NUM_WARM_UP_STEPS = 100
 NUM_COOLING_STEPS = 1500
 """Steps of the third part, of its beginning, and of its end, in which the rate falls to zero."""
