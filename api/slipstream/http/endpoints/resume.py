@@ -35,6 +35,7 @@ from slipstream.http.exchange import HttpRequest
 from slipstream.http.native.generate import GenerateShape
 from slipstream.http.planning.chat import ChatShape
 from slipstream.http.planning.completions import CompletionShape
+from slipstream.http.planning.planner import OPEN_TOKENS
 from slipstream.http.responses.response_object import ResponseObject
 from slipstream.http.responses.response_printer import response_shape
 from slipstream.request.requests import new_resume
@@ -174,6 +175,7 @@ def _plan(
         event_checksum=event_id.request,
         unknown_hint=hint,
         has_all_logprobs=event_id.has_all_logprobs,
+        most_tokens=min(OPEN_TOKENS, model.max_model_len) * len(ids),
         names_calls=event_id.names_calls,
     )
 

@@ -42,7 +42,7 @@ from slipstream_ipc.validation.sampling_params import with_num_logprobs
 UNARY_STREAM_INTERVAL = 64  # tokens per delta of an answer that is not streamed
 MAX_LOGPROBS = 2**20  # log-probabilities in an answer with more than `_FREE_LOGPROBS` per token
 MAX_PROMPT_LOGPROBS = 2**23  # of the prompts in an answer, whatever the number per token
-_OPEN_TOKENS = 4096  # that an answer without a limit is expected to have at most
+OPEN_TOKENS = 4096  # that an answer without a limit is expected to have at most
 _TOKEN_CHARS = 3
 _FREE_LOGPROBS = 20  # per token; never refused
 _GUIDED = {
@@ -112,7 +112,7 @@ def plan_answer(
         ]
     num_logprobs = with_num_logprobs(params, model.vocab_size).logprobs
     num_prompt_logprobs = num_candidates(params.prompt_logprobs, model)
-    most_tokens = _OPEN_TOKENS if params.max_tokens is None else params.max_tokens
+    most_tokens = OPEN_TOKENS if params.max_tokens is None else params.max_tokens
     prompt_lens = 0
     if num_prompt_logprobs is not None:
         prompt_lens = sum([min(_estimated_len(each), model.max_model_len) for each in prompts])

@@ -22,9 +22,11 @@ from slipstream import delta_batch
 from slipstream.http import time_slice
 from slipstream.http.answers import live_answer
 from slipstream.http.answers.answer_plan import AnswerPlan
+from slipstream.http.answers.event_ids import AnswerId, EventId, EventIdWriter, StreamCursor
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
 from slipstream.http.config import Limits
+from slipstream.http.endpoints.resume import plan_resumed_stream
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.held_logprobs import HeldLogprobs
 from slipstream.http.openai.vocabulary import TextsByModel
@@ -389,3 +391,15 @@ def test_room_is_asked_for_as_much_as_an_answer_may_gather() -> None:
     assert num_held(max_tokens=50, prompt_logprobs=1) > 50 * (K + 1)
     assert num_held() <= CARD.max_model_len * (K + 1)
     assert response_plan(is_stream=True).num_held == CARD.max_model_len * (K + 1)
+
+
+@pytest.mark.parametrize(("kind", "num"), [("resp", CARD.max_model_len * (K + 1)), ("chatcmpl", 0)])
+def test_who_comes_back_asks_for_room_again(kind: str, num: int) -> None:
+    """It gave its room back as it left, and a response is read from its beginning."""
+    answer = AnswerId(kind, bytes(16))
+    known = EventId(answer, 0, K, False, False, (StreamCursor(),))
+    writer = EventIdWriter(known)
+    line = (writer.advance_to(0, 0, 0) if kind == "resp" else writer.line()).decode()
+    headers = {b"last-event-id": line.removeprefix("id: ").strip().encode()}
+    request = HttpRequest("GET", f"/v1/streams/{answer}", headers=headers)
+    assert plan_resumed_stream(request, CARD).num_held == num
