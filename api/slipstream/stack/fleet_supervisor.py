@@ -248,8 +248,13 @@ class FleetSupervisor:
                 self._close_zygote()  # what it says next might be an answer to this
             return None
         if started is not None and stack.plan.cpus:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, which SIGCHLD tells
+            try:
                 os.sched_setaffinity(started.process.pid, stack.plan.cpus)  # it waits for a config
+            except ProcessLookupError:
+                pass  # it has ended, which SIGCHLD tells
+            except OSError:
+                started.discard()
+                raise
         return started
 
     def _start_again(self, stack: _SupervisedStack, now: float) -> None:

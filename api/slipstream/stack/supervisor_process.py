@@ -148,6 +148,12 @@ class StartedSupervisor(NamedTuple):
     stdin: IO[bytes]
     stdout_fd: int
 
+    def discard(self) -> None:
+        """End it, before it has a config."""
+        self.stdin.close()
+        os.close(self.stdout_fd)
+        self.process.reap()
+
 
 def start_supervisor(
     environment: Mapping[str, str], before: Callable[[], object] | None = None

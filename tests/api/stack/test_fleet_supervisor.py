@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec.structs import replace
 from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream.stack.fleet_supervisor import FleetSupervisor
@@ -240,6 +242,25 @@ def test_supervisors_and_their_children_are_forks_of_one_process(
         while not (children := supervisor.children()):
             patience.wait(stack.name)
         assert {tuple(each.cmdline()) for each in (supervisor, *children)} == {tuple(served_by)}
+
+
+@pytest.mark.process
+def test_a_fork_that_gets_no_cpus_leaves_nothing(
+    importing: FleetSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine has fewer of them by now than when the fleet was planned."""
+    stack = importing._stacks[0]
+    stack.plan = replace(stack.plan, cpus=frozenset({0}))
+    own = psutil.Process()
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    before = own.num_fds(), {each.pid for each in own.children()}
+    with pytest.raises(OSError, match="Invalid"):
+        importing._forked(stack, os.environ)
+    assert (own.num_fds(), {each.pid for each in own.children()}) == before
 
 
 @pytest.mark.process
