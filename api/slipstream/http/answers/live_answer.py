@@ -104,6 +104,7 @@ class LiveAnswer:
         self._echo_texts: dict[int, str] = {}  # of prompts, by number
         self._parts: deque[Parts[None]] = deque()  # to be run
         self._is_running = False  # they are in the queue of time slices
+        self._is_amid = False  # something is written in part
         self.resume: Callable[[], None] = _nothing
         self.forget: Callable[[], None] = _nothing
         self.failure_event: Callable[[ApiError], bytes] = _failure_event
@@ -182,7 +183,9 @@ class LiveAnswer:
         if exchange.is_open and not exchange.is_paused:
             try:
                 next(self._parts[0])
+                self._is_amid = True
             except StopIteration:
+                self._is_amid = False
                 if self._parts:  # it has not failed
                     self._parts.popleft()
             except (ApiError, SlipstreamError) as error:
@@ -266,7 +269,7 @@ class LiveAnswer:
         if error.status >= 500:
             _logger.warning("%s", error, extra=of_requests(self.exchange.request.id))
         exchange = self.exchange
-        if exchange.has_begun and not self.plan.is_stream:
+        if exchange.has_begun and (self._is_amid or not self.plan.is_stream):
             exchange.drop()
         elif exchange.has_begun:
             exchange.write(self.failure_event(error))

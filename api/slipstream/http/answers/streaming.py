@@ -116,6 +116,11 @@ def _finished(exchange: Exchange) -> Parts[None]:
     exchange.finish()
 
 
+def _failed(error: StreamLostError) -> Parts[None]:
+    raise error
+    yield
+
+
 def _resume(queues: Sequence[StreamQueue]) -> None:
     for queue in queues:
         queue.resume()
@@ -381,7 +386,11 @@ class StreamedChoice:
         live, exchange = self._live, self._exchange
         owes_usage = live.plan.with_usage and not live.plan.is_usage_sent
         if owes_usage and live.lacks_prompt:
-            live.fail(StreamLostError(Fault("unknown_stream", "its usage is no longer known")))
+            error = StreamLostError(Fault("unknown_stream", "its usage is no longer known"))
+            if live.is_busy:
+                live.run(_failed(error))
+            else:
+                live.fail(error)
             return
         if not exchange.has_begun:
             self._begin()

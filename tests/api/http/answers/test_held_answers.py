@@ -20,7 +20,7 @@ from tests.helpers.patience import Patience
 
 from slipstream import delta_batch
 from slipstream.http import time_slice
-from slipstream.http.answers import live_answer
+from slipstream.http.answers import live_answer, streaming
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.event_ids import AnswerId, EventId, EventIdWriter, StreamCursor
 from slipstream.http.answers.live_answer import AnswerContext
@@ -29,7 +29,7 @@ from slipstream.http.config import Limits
 from slipstream.http.endpoints.resume import plan_resumed_stream
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.held_logprobs import HeldLogprobs
-from slipstream.http.openai.vocabulary import TextsByModel
+from slipstream.http.openai.vocabulary import TextsByModel, TokenText, TokenTexts
 from slipstream.http.planning.chat import plan_chat, read_chat
 from slipstream.http.responses.response_plan import new_response
 from slipstream.http.responses.responses_request import read_response_request
@@ -287,6 +287,36 @@ def test_an_answer_that_fails_while_it_is_sent_is_cut(monkeypatch: pytest.Monkey
         await asked.end()
         assert asked.wire.is_dropped
         assert not asked.slices.is_busy
+
+    asyncio.run(main())
+
+
+def test_an_event_that_fails_while_it_is_written_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error's event within it would be read as a part of it."""
+    monkeypatch.setattr(delta_batch, "_PART", 1)
+    monkeypatch.setattr(streaming, "_MOST_AT_ONCE", 0)
+    text_of = TokenTexts.of
+
+    def of(self: TokenTexts, token_id: int) -> TokenText:
+        if token_id == 6:
+            raise ValueError("not even a name")
+        return text_of(self, token_id)
+
+    monkeypatch.setattr(TokenTexts, "of", of)
+
+    async def main() -> None:
+        asked = Asked(chat_plan(is_stream=True))
+        asked.say(EventKind.CONTENT, 1)
+        asked.wire.room = 0
+        asked.exchange.pause(True)
+        for _ in range(2):  # late, so that they become one event
+            asked.say(EventKind.CONTENT, 4)
+        asked.wire.read(1 << 30)
+        await asked.end()
+        assert not asked.slices.is_busy
+        assert asked.wire.is_dropped
+        assert b"token_id:5" in asked.body.rpartition(b"\n\n")[2]
+        assert b"error" not in asked.body
 
     asyncio.run(main())
 
