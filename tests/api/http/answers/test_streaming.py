@@ -12,9 +12,11 @@ import pytest
 from tests.helpers.fake_worker import Entry, end_of
 from tests.helpers.http_answer import CARD, Asked, Table, Wire, identified_events
 from tests.helpers.http_front import events_of
+from tests.helpers.patience import Patience
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
+from slipstream.http.answers import streaming
 from slipstream.http.answers.event_ids import (
     AnswerId,
     EventId,
@@ -31,6 +33,8 @@ from slipstream.http.planning.completions import plan_completion, read_completio
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import Accepted, LogprobColumns, Superseded, UnknownStreams
+
+CHAT_OF_TWO = AnswerId("chatcmpl", b"1" * 16, 1, 2)
 
 
 class Engine:
@@ -170,10 +174,11 @@ def test_who_holds_too_much_is_dropped(num_logprobs: int | None, most: int) -> N
     assert state.is_over
 
 
-def resumed(*cursors: StreamCursor) -> Asked:
-    """A chat of two choices that its client goes on with at another front."""
-    answer = AnswerId("chatcmpl", b"1" * 16, 1, 2)
-    last = EventIdWriter(EventId(answer, 5, None, True, False, cursors, False, 123)).line()
+def resumed(
+    *cursors: StreamCursor, answer: AnswerId = CHAT_OF_TWO, num_logprobs: int | None = None
+) -> Asked:
+    """An answer, a chat of two choices, that its client goes on with at another front."""
+    last = EventIdWriter(EventId(answer, 5, num_logprobs, True, False, cursors, False, 123)).line()
     headers = {b"accept": b"text/event-stream", b"last-event-id": last[len(b"id: ") :].strip()}
     plan = plan_resumed_stream(HttpRequest("GET", f"/v1/streams/{answer}", headers=headers), CARD)
     asked = Asked(plan)
@@ -206,6 +211,33 @@ def test_usage_of_a_prompt_that_is_forgotten_is_not_made_up() -> None:
     asked.table.streams.lose(UnknownStreams(handles))
     asked.table.streams.wake()
     assert json.loads(asked.body)["error"]["code"] == "unknown_stream"
+
+
+def test_an_error_is_behind_what_is_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "_MOST_AT_ONCE", 0)
+
+    async def main() -> Asked:
+        cursors = StreamCursor(4, 4, 77, has_ended=True), StreamCursor()
+        answer = AnswerId("cmpl", b"1" * 16, 2, 1)
+        asked = resumed(*cursors, answer=answer, num_logprobs=0)
+        gone, other = asked.plan.states
+        asked.table.streams.lose(UnknownStreams((gone.handle,)))
+        asked.table.streams.accept(Accepted(other.handle, pack_u32([1, 2, 3])))
+        asked.table.streams.wake()
+        entry = Entry(other.handle, "cd", ids=[9, 10], end=end_of("cd"))
+        columns = LogprobColumns(1, pack_f32([-1, -1]), pack_u32([9, 10]), pack_u32([1, 1]))
+        asked.table.say(entry, logprobs=columns)
+        patience = Patience()
+        while asked.exchange.is_open:
+            patience.check()
+            await asyncio.sleep(0)
+        return asked
+
+    *chunks, failed = [data for _, data in identified_events(asyncio.run(main()).body)]
+    [choice] = [each for chunk in chunks for each in chunk["choices"]]
+    assert (choice["text"], choice["finish_reason"]) == ("cd", "stop")
+    assert choice["logprobs"]["token_logprobs"] == [-1, -1]
+    assert failed["error"]["code"] == "unknown_stream"
 
 
 def test_choices_beside_one_that_cannot_be_resumed_go_on_for_who_comes_again() -> None:
