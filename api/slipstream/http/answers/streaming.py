@@ -117,8 +117,8 @@ def _finished(exchange: Exchange) -> Parts[None]:
 
 
 def _failed(error: StreamLostError) -> Parts[None]:
+    yield from ()
     raise error
-    yield
 
 
 def _resume(queues: Sequence[StreamQueue]) -> None:
