@@ -247,8 +247,8 @@ def check_num_logprobs(
     prompt_lens: an upper bound of the tokens of all echoed prompts, each as often as it is echoed.
     Up to 20 per token, the usual limit of servers, are never refused for tokens that are generated,
     and up to `MAX_PROMPT_LOGPROBS` for those of prompts, which cost their client nothing: they are
-    written in parts (`unary`). Those of the whole vocabulary would keep this process busy for
-    minutes.
+    written in parts (`logprob_pieces`). Those of the whole vocabulary would keep this process busy
+    for minutes.
     """
     most_tokens = model.max_model_len if params.max_tokens is None else params.max_tokens
     num_tokens = num_answers * most_tokens + prompt_lens

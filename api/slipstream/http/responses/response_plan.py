@@ -264,7 +264,7 @@ def _unknown_item(item: InputItem, index: int) -> ApiError:
 
 
 def _check_logprobs(per_token: int | None, body: ResponsesRequest, model: ModelCard) -> None:
-    """Raises ApiError for more than `_MAX_LOGPROBS`: they are written at once, several times."""
+    """Raises ApiError for more than `_MAX_LOGPROBS`: they are written several times."""
     if per_token is None:
         return
     most_tokens = body.max_output_tokens or model.max_model_len
