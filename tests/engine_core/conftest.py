@@ -5,6 +5,7 @@ Nothing runs unless it is stepped, so a test decides the order of events.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,6 +17,18 @@ from tests.helpers.core_box import CoreBox, Held
 from slipstream_ipc.messages import (
     Admit,
 )
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """Variables that a core sets for itself, as the first of its ranks does for gloo and the cards,
+    are gone after the test.
+    """
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture
