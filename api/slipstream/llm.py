@@ -34,6 +34,7 @@ from slipstream.vllm_names import LLM_MEMBERS, missing_member
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.hub_id import split_revision
 from slipstream_ipc.messages import ChatMessage, SamplingParams
+from slipstream_ipc.tokenizer_file import follow_tokenizer_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -136,6 +137,7 @@ class LLM:
             cache_dir=self._download_dir,
             trust_remote_code=self._trust_remote_code,
         )
+        follow_tokenizer_file(tokenizer, name, revision=revision, cache_dir=self._download_dir)
         return tokenizer
 
     def get_default_sampling_params(self) -> sampling_params.SamplingParams:

@@ -7,10 +7,13 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tests.helpers.patience import PATIENCE_S
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.pre_tokenizers import ByteLevel, Digits
 from tqdm import tqdm
 
 from slipstream import LLM, BadRequestError, ChatMessage, ClosedError, SamplingParams
@@ -168,6 +171,21 @@ def test_the_tokenizer_is_the_models(llm):
     tokenizer = llm.get_tokenizer()
     assert tokenizer.encode("a text") == llm._client.tokenize("a text")
     assert tokenizer.decode([5, 6, 7]) == llm._client.detokenize([5, 6, 7])
+
+
+def test_the_tokenizer_is_the_files_where_transformers_builds_another(tmp_path):
+    """As the server's is: GPT-2's class knows of no single digits."""
+    ids = {token: at for at, token in enumerate(["<|endoftext|>", *sorted(ByteLevel.alphabet())])}
+    file = Tokenizer(models.BPE({**ids, "12": len(ids)}, [("1", "2")]))
+    steps = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+    file.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    file.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    llm = object.__new__(LLM)
+    llm._client = SimpleNamespace(model=SimpleNamespace(path=str(tmp_path)))
+    llm._download_dir, llm._trust_remote_code = None, False
+    assert llm.get_tokenizer().encode("12") == [ids["1"], ids["2"]]
 
 
 def test_the_bar_may_be_anothers(llm):

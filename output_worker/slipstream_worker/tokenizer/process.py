@@ -40,6 +40,7 @@ from slipstream_ipc.formats.table import find_format, forced_format
 from slipstream_ipc.hub_id import split_revision
 from slipstream_ipc.messages import Render, Rendered, TokenizerReady
 from slipstream_ipc.process import BEAT_S, freeze_gc, start_child
+from slipstream_ipc.tokenizer_file import follow_tokenizer_file
 from slipstream_ipc.transformers_index import use_cached_index
 from slipstream_worker.detokenizer.compiler import UnsupportedDecoder, compile_table
 from slipstream_worker.detokenizer.panics import is_panic
@@ -51,7 +52,6 @@ from slipstream_worker.tokenizer.long_prompts import NUM_LANES, LongPromptThread
 from slipstream_worker.tokenizer.prompt_rendering import ChatTraits, render
 from slipstream_worker.tokenizer.render_note import RenderNote
 from slipstream_worker.tokenizer.template_dialect import find_dialect, find_refused_shapes
-from slipstream_worker.tokenizer.tokenizer_file import follow_file
 
 logger = logging.getLogger(__name__)
 
@@ -265,7 +265,6 @@ def load_tokenizer(config: TokenizerConfig) -> Any:
     import_libraries()
     from transformers import AutoTokenizer
     from transformers.utils import logging as transformers_logging
-    from transformers.utils.hub import cached_file
 
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     # it writes lines itself and propagates them to our log, which would repeat them
@@ -276,16 +275,8 @@ def load_tokenizer(config: TokenizerConfig) -> Any:
     )
     if config.chat_template is not None:
         tokenizer.chat_template = config.chat_template
+    follow_tokenizer_file(tokenizer, name, revision=revision)
     if tokenizer.is_fast:
-        file = cached_file(  # None where there is none
-            name,
-            _FILES[0],
-            revision=revision,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-        if file is not None:
-            follow_file(tokenizer, Path(file))
         # as its first call would; nothing changes it afterwards, so several threads may call it
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()

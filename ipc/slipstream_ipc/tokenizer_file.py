@@ -10,12 +10,17 @@ and ends.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Raw, Struct
-from tokenizers import Tokenizer
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["follow_tokenizer_file"]
+
+_FILE = "tokenizer.json"
 _BY_CLASS = "transformers.models."  # the module of classes that build a tokenizer themselves
 _STEPS = ("normalizer", "pre_tokenizer", "decoder")
 _NOTHING = Raw(b"null")
@@ -43,13 +48,31 @@ class _File(Struct):
     decoder: Raw = _NOTHING
 
 
-def follow_file(tokenizer: Any, path: Path) -> None:
-    """Change what differs in a transformers tokenizer from its tokenizer.json at `path`.
+def follow_tokenizer_file(
+    tokenizer: Any, name: str, *, revision: str | None = None, cache_dir: str | None = None
+) -> None:
+    """Change what differs in a transformers tokenizer from its tokenizer.json.
 
-    Only of a tokenizer that `tokenizers` runs. Raises OSError, or ValueError for a broken file.
+    name, revision, cache_dir: where it was loaded from. A tokenizer without such a file, or that
+    `tokenizers` does not run, stays as it is. Raises OSError, or ValueError for a broken file.
     """
-    if not type(tokenizer).__module__.startswith(_BY_CLASS):
+    from transformers.utils.hub import cached_file
+
+    if not tokenizer.is_fast or not type(tokenizer).__module__.startswith(_BY_CLASS):
         return
+    path = cached_file(  # None where there is none
+        name,
+        _FILE,
+        revision=revision,
+        cache_dir=cache_dir,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if path is not None:
+        _follow(tokenizer, Path(path))
+
+
+def _follow(tokenizer: Any, path: Path) -> None:
     file = msgspec.json.decode(path.read_bytes(), type=_File)
     loaded: Tokenizer = tokenizer.backend_tokenizer
     bare = _without_vocabulary(file)
@@ -70,6 +93,8 @@ def follow_file(tokenizer: Any, path: Path) -> None:
 
 def _without_vocabulary(file: _File) -> Tokenizer:
     """A tokenizer with the steps of `file`, and no tokens. Raises ValueError."""
+    from tokenizers import Tokenizer
+
     steps = {name: getattr(file, name) for name in _STEPS}
     model = {"type": "BPE", "vocab": {}, "merges": []}
     whole = {"version": "1.0", "added_tokens": [], "model": model, **steps}
