@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "docstrings.py"
+from tests.helpers.scripts import script_module
 
 
 @pytest.fixture
 def check() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docstrings", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_module("docstrings")
 
 
 @pytest.mark.parametrize(

@@ -576,7 +576,7 @@ def _told(task: str, rng: Random) -> str:
 
 
 def _searched(task: str, rng: Random) -> str:
-    """Return the words of a task that somebody types into a search box."""
+    """Return a task as it is typed into a search box."""
     words = [word for word in task.split() if not FILLERS.fullmatch(word) or rng.random() < 0.2]
     if rng.random() < 0.15:
         rng.shuffle(words)

@@ -4,7 +4,7 @@
   tokens up to there. It is of use only together with the blocks in front of it.
 - Snapshots have memory of their own, and the one that was used least recently goes first.
 - What a step saves can be loaded from the next plan on. A plan replaces none that it loads: with
-  few of them, those that many requests share would be lost to those that nobody asks for again.
+  few of them, those that many requests share would be lost to those that are of no further use.
 """
 
 from __future__ import annotations

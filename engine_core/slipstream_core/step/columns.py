@@ -3,7 +3,7 @@
 `StepPlan` declares each of its columns once, as an annotation. From there come the layout of the
 plans that ranks are sent (`plan_codec`), the bounds that they are checked against (`plan_check`),
 the types of recorded steps' inputs, what of a request's row is gathered for a plan
-(`scheduler/step_builder`), and the values of columns that nobody sets (`plan.blank_plan`).
+(`scheduler/step_builder`), and the values of columns that are not set (`plan.blank_plan`).
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ from slipstream_ipc.messages import EventKind, Fault
 _HOLE = b"\0"  # where the text goes in an encoded chunk; never raw in JSON
 _MOST_AT_ONCE = 2**13  # candidates in a chunk that is made in one piece: 2 ms
 _COLUMNS_BYTES = 8  # of one candidate in columns
-_FREE_BYTES = 2**16  # of an answer's columns, for which it waits for nobody
+_FREE_BYTES = 2**16  # of an answer's columns, which need no share
 _CANDIDATE_BYTES = 64  # of one candidate's log-probability as JSON, estimated
 
 
