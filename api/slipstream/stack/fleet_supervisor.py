@@ -12,8 +12,9 @@
 - So a replica whose supervisor gets a SIGTERM drains, ends and starts again.
 - A signal to end is passed on to all stacks, each of which drains as it would alone; so is a
   further one, which they take for the next stage. What has not ended then is killed.
-- Where their processes are forks (see `Supervisor`), one process imports for all stacks, and forks
-  their supervisors, which fork their children. Where it fails, supervisors are programs.
+- Where their processes are forks (see `Supervisor`), one process imports for all stacks, forks
+  their supervisors, which fork their children, and ends. Where it fails, supervisors are programs;
+  so are those that are started again: they are of the version that is installed then.
 - Stacks lead sessions of their own, so a terminal's Ctrl-C reaches this process only. They end with
   this process, however that ends.
 """
@@ -192,6 +193,7 @@ class FleetSupervisor:
             self._close_zygote()
         if self._zygote is None or not self._zygote.has_awaited:
             self._start_all()
+            self._close_zygote()
 
     def _close_zygote(self) -> None:
         if self._zygote is not None:

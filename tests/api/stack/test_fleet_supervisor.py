@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -213,14 +214,30 @@ def end(fleet: FleetSupervisor) -> None:
 
 
 @pytest.fixture
-def importing(plan: FleetPlan) -> Iterator[FleetSupervisor]:
-    """A fleet whose zygote has imported what its stacks run, and which has started them."""
+def imported(plan: FleetPlan) -> Iterator[FleetSupervisor]:
+    """A fleet whose zygote has imported what its stacks run, none of which is started."""
     fleet = FleetSupervisor(plan, lambda _: None)
     fleet._start_zygote()
-    while any(stack.process is None for stack in fleet._stacks):
-        assert fleet._selector.select(PATIENCE_S)
-        fleet._read_zygote()
+    assert fleet._zygote is not None
     try:
+        while fleet._zygote.has_awaited:
+            assert fleet._selector.select(PATIENCE_S)
+            fleet._zygote.read()
+            fleet._zygote.preload_next()
+        yield fleet
+    finally:
+        end(fleet)
+
+
+@pytest.fixture
+def started(plan: FleetPlan) -> Iterator[FleetSupervisor]:
+    """A fleet that has started its stacks as forks."""
+    fleet = FleetSupervisor(plan, lambda _: None)
+    fleet._start_zygote()
+    try:
+        while any(stack.process is None for stack in fleet._stacks):
+            assert fleet._selector.select(PATIENCE_S)
+            fleet._read_zygote()
         yield fleet
     finally:
         end(fleet)
@@ -228,12 +245,11 @@ def importing(plan: FleetPlan) -> Iterator[FleetSupervisor]:
 
 @pytest.mark.process
 def test_supervisors_and_their_children_are_forks_of_one_process(
-    importing: FleetSupervisor,
+    started: FleetSupervisor,
 ) -> None:
-    assert importing._zygote is not None
-    served_by = psutil.Process(importing._zygote.pid).cmdline()
+    assert started._zygote is None, "it is of no further use"
     patience = Patience()
-    for stack in importing._stacks:
+    for stack in started._stacks:
         assert stack.process is not None
         supervisor = psutil.Process(stack.process.pid)
         assert supervisor.ppid() == os.getpid()
@@ -241,15 +257,16 @@ def test_supervisors_and_their_children_are_forks_of_one_process(
         assert not stack.plan.cpus or set(supervisor.cpu_affinity()) == stack.plan.cpus
         while not (children := supervisor.children()):
             patience.wait(stack.name)
-        assert {tuple(each.cmdline()) for each in (supervisor, *children)} == {tuple(served_by)}
+        commands = {each.cmdline()[-1] for each in (supervisor, *children)}
+        assert commands == {"slipstream_ipc.fork_server"}
 
 
 @pytest.mark.process
 def test_a_fork_that_gets_no_cpus_leaves_nothing(
-    importing: FleetSupervisor, monkeypatch: pytest.MonkeyPatch
+    imported: FleetSupervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine has fewer of them by now than when the fleet was planned."""
-    stack = importing._stacks[0]
+    stack = imported._stacks[0]
     stack.plan = replace(stack.plan, cpus=frozenset({0}))
     own = psutil.Process()
 
@@ -259,8 +276,22 @@ def test_a_fork_that_gets_no_cpus_leaves_nothing(
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     before = own.num_fds(), {each.pid for each in own.children()}
     with pytest.raises(OSError, match="Invalid"):
-        importing._forked(stack, os.environ)
+        imported._forked(stack, os.environ)
     assert (own.num_fds(), {each.pid for each in own.children()}) == before
+
+
+@pytest.mark.process
+def test_a_stack_is_started_again_as_a_program(started: FleetSupervisor) -> None:
+    """A drained replica is of the version that is installed by then: a rolling update."""
+    stack, *_ = started._stacks
+    assert stack.process is not None
+    started._is_ready = True
+    stack.process.kill()
+    stack.process.wait()
+    started._on_exit(stack, time.monotonic())
+    started._start_again(stack, time.monotonic())
+    assert stack.process is not None
+    assert psutil.Process(stack.process.pid).cmdline()[-1] == "slipstream.stack.supervisor"
 
 
 @pytest.mark.process
