@@ -17,7 +17,7 @@ import sys
 import pytest
 
 def start():
-    subprocess.run([sys.executable, "-c", "sum(range(10**6))"], check=True)
+    subprocess.run([sys.executable, "-c", "sum(range(10**7))"], check=True)
 
 @pytest.fixture(scope="module")
 def started():
