@@ -64,6 +64,7 @@ from slipstream_core.sampling.top_k_top_p import (
     effective_top_ks,
     limited_twice,
     may_reach_further,
+    truncation_columns,
 )
 from slipstream_core.sampling.top_tokens import logprob_columns
 from slipstream_core.sampling.whole_vocab_sampling import (
@@ -71,7 +72,7 @@ from slipstream_core.sampling.whole_vocab_sampling import (
     RowEdits,
     WholeVocabSampler,
 )
-from slipstream_core.step.plan import BY_TOKEN, COLUMNS, Int32s, StepPlan
+from slipstream_core.step.plan import BY_TOKEN, COLUMNS, TRUNCATING, Int32s, StepPlan
 from slipstream_core.step.staging import (
     AnyArray,
     Copies,
@@ -314,7 +315,8 @@ class DecodeGraphs:
         columns["divisors"][...] = 1
         columns["edit_rows"][...] = columns["mask_rows"][...] = -1
         columns["drawn"][...] = kind.drawn
-        columns["top_ps"][...] = 1
+        for name in TRUNCATING:
+            columns[name][...] = COLUMNS[name].declared.fill
         self._staging.send(layout.size)
         on_device = torch.from_numpy(tables.astype(np.int32)).to(self._tables.device)
         self._tables[:batch, :blocks].copy_(on_device)
@@ -481,10 +483,8 @@ class DecodeGraphs:
         keys[:, :num] = row_keys(plan.seeds, plan.kv_lens[plan.samples])
         keys[:, num:] = 0
         if plan.any_truncation:
-            columns["top_ks"][:num] = effective_top_ks(plan, len(self._vocab))
-            columns["top_ps"][:num] = plan.top_ps
-            columns["min_ps"][:num] = plan.min_ps
-            for name in ("top_ks", "top_ps", "min_ps"):
+            for name, column in truncation_columns(plan, len(self._vocab)).items():
+                columns[name][:num] = column
                 columns[name][num:] = COLUMNS[name].declared.fill
 
     def _kind_of(self, plan: StepPlan) -> GraphKind | None:
@@ -516,7 +516,7 @@ def _columns_layout(size: int) -> Layout:
         [
             *(
                 Field(name, COLUMNS[name].dtype.type, size)
-                for name in (*BY_TOKEN, "slots", "kv_lens", "top_ks", "top_ps", "min_ps")
+                for name in (*BY_TOKEN, "slots", "kv_lens", *TRUNCATING)
             ),
             Field("edit_rows", np.int32, size),
             Field("mask_rows", np.int32, size),
@@ -528,7 +528,7 @@ def _columns_layout(size: int) -> Layout:
 
 
 def _limits_of(scaled: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> TruncationLimits:
-    return TruncationLimits(scaled, columns["top_ks"], columns["top_ps"], columns["min_ps"])
+    return TruncationLimits(scaled, {name: columns[name] for name in TRUNCATING})
 
 
 def _name(kind: GraphKind) -> str:

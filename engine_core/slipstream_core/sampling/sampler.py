@@ -32,10 +32,10 @@ from slipstream_core.sampling.top_k_top_p import (
     TruncationLimits,
     draw_candidates,
     draw_from_rows,
-    effective_top_ks,
     limited_twice,
     log_total_by_slices,
     may_reach_further,
+    truncation_columns,
 )
 from slipstream_core.sampling.top_tokens import logprob_columns, most_likely
 from slipstream_core.sampling.whole_vocab_sampling import Draws
@@ -172,12 +172,11 @@ def _draw_rows(
     positions = plan.kv_lens[plan.samples]  # the index of the sampled token
     if not plan.any_truncation:
         return draw(scaled, _to(row_keys(plan.seeds, positions), logits), vocab)
-    top_ks = effective_top_ks(plan, logits.shape[1])
+    columns = truncation_columns(plan, logits.shape[1])
+    top_ks = columns["top_ks"]
     limits = TruncationLimits(
         scaled,
-        _to(top_ks, logits),
-        _to(plan.top_ps, logits),
-        _to(plan.min_ps, logits),
+        {name: _to(column, logits) for name, column in columns.items()},
         None if share is None else log_total_by_slices(scaled, share),
     )
     keys = _to(row_keys(plan.seeds, positions), logits)

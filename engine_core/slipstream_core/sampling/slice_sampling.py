@@ -28,9 +28,9 @@ from slipstream_core.sampling.top_k_top_p import (
     TruncationLimits,
     draw_among,
     draw_from_rows,
-    effective_top_ks,
     limited_twice,
     may_reach_further,
+    truncation_columns,
 )
 from slipstream_core.sampling.top_tokens import most_likely
 from slipstream_core.sharding.collectives import (
@@ -180,17 +180,12 @@ def draw_from_slices(slices: torch.Tensor, plan: StepPlan, vocab_size: int) -> t
     # padding is behind the last slice, so no equal value is behind it
     values, at = most_likely(slices[..., :width].flatten(1), min(NUM_CANDIDATES, vocab_size))
     ids = _ids(slices[..., width : 2 * width]).flatten(1).gather(1, at)
-    top_ks = effective_top_ks(plan, vocab_size)
-    limits = TruncationLimits(
-        values,
-        to_device(top_ks, device),
-        to_device(plan.top_ps, device),
-        to_device(plan.min_ps, device),
-        _log_total(slices),
-    )
+    columns = truncation_columns(plan, vocab_size)
+    on_device = {name: to_device(column, device) for name, column in columns.items()}
+    limits = TruncationLimits(values, on_device, _log_total(slices))
     keys = to_device(row_keys(plan.seeds, plan.kv_lens[plan.samples]), device)
     drawn, covered = draw_among(values, ids, limits, keys)
-    open_ended = to_device(may_reach_further(plan, top_ks, vocab_size), device)
+    open_ended = to_device(may_reach_further(plan, columns["top_ks"], vocab_size), device)
     drawn = torch.where(open_ended & ~covered, _FURTHER, drawn)
     return torch.where(to_device(plan.temperatures > 0, device), drawn, ids[:, 0]).long()
 
@@ -204,14 +199,10 @@ def draw_gathered(
     """
     device = logits.device
     scaled = logits / to_device(divisors(plan.temperatures[rows]), device)[:, None]
-    top_ks = effective_top_ks(plan, len(vocab))
-    limits = TruncationLimits(
-        scaled,
-        to_device(top_ks[rows], device),
-        to_device(plan.top_ps[rows], device),
-        to_device(plan.min_ps[rows], device),
-        _log_total(slices),
-    )
+    columns = truncation_columns(plan, len(vocab))
+    top_ks = columns["top_ks"]
+    on_device = {name: to_device(column[rows], device) for name, column in columns.items()}
+    limits = TruncationLimits(scaled, on_device, _log_total(slices))
     masses, twice = limits.top_ps, limited_twice(plan, top_ks, len(vocab))
     both = np.flatnonzero(np.isin(rows, twice))
     if len(both):

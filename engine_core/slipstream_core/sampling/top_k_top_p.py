@@ -9,7 +9,8 @@ logits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import torch
 
 from slipstream_core.sampling.noise import draw, exponential, row_keys, rows_per_chunk
 from slipstream_core.sampling.top_tokens import most_likely
-from slipstream_core.step.plan import Bools, Int32s, Int64s, StepPlan
+from slipstream_core.step.plan import TRUNCATING, Bools, Int32s, Int64s, StepPlan
 from slipstream_core.step.staging import to_device
 
 if TYPE_CHECKING:
@@ -32,18 +33,24 @@ class TruncationLimits:
     def __init__(
         self,
         scaled: torch.Tensor,
-        top_ks: torch.Tensor,
-        top_ps: torch.Tensor,
-        min_ps: torch.Tensor,
+        columns: Mapping[str, torch.Tensor],
         log_total: torch.Tensor | None = None,
     ) -> None:
-        """log_total: [S, 1], the logarithm of the sum of exp(scaled), if it is known."""
+        """columns: `truncation_columns` on the device. log_total: [S, 1], the logarithm of the sum
+        of exp(scaled), if it is known.
+        """
         self.scaled = scaled
-        self.top_ks = top_ks[:, None]  # 0 is off
+        self._columns = columns
+        self.top_ks = columns["top_ks"][:, None]  # 0 is off
         # 1 is off; as a bound it would still cut the last tokens, as sums are rounded
+        top_ps = columns["top_ps"]
         self.top_ps = torch.where(top_ps < 1, top_ps, torch.inf)[:, None]
-        self.min_ps = min_ps[:, None]
+        self.min_ps = columns["min_ps"][:, None]
         self.log_total = scaled.logsumexp(-1, keepdim=True) if log_total is None else log_total
+
+    def least(self) -> torch.Tensor:
+        """The scaled logits below which min_p cuts, [S, 1]."""
+        return self.scaled.amax(-1, keepdim=True) + self.min_ps.log()
 
     def masses(self, rows: torch.Tensor, widest: int) -> torch.Tensor:
         """The bound on the mass of the tokens likelier than a kept one, [S, 1].
@@ -57,13 +64,8 @@ class TruncationLimits:
 
     def of(self, index: torch.Tensor) -> TruncationLimits:
         """The limits of some rows."""
-        return TruncationLimits(
-            self.scaled[index],
-            self.top_ks[index, 0],
-            self.top_ps[index, 0],
-            self.min_ps[index, 0],
-            self.log_total[index],
-        )
+        columns = {name: column[index] for name, column in self._columns.items()}
+        return TruncationLimits(self.scaled[index], columns, self.log_total[index])
 
 
 def log_total_by_slices(scaled: torch.Tensor, share: int) -> torch.Tensor:
@@ -73,6 +75,14 @@ def log_total_by_slices(scaled: torch.Tensor, share: int) -> torch.Tensor:
     """
     parts = [part.contiguous().logsumexp(-1) for part in torch.split(scaled, share, 1)]
     return torch.stack(parts, 1).logsumexp(-1, keepdim=True)
+
+
+def truncation_columns(plan: StepPlan, vocab_size: int) -> dict[str, npt.NDArray[Any]]:
+    """The columns that say how the sampled rows are truncated, [S] each; a top_k that keeps the
+    whole vocabulary is 0.
+    """
+    columns = {name: getattr(plan, name) for name in TRUNCATING}
+    return columns | {"top_ks": effective_top_ks(plan, vocab_size)}
 
 
 def effective_top_ks(plan: StepPlan, vocab_size: int) -> Int32s:
@@ -173,8 +183,7 @@ def _draw_by_rejection(
     """
     scaled = limits.scaled
     probs = (scaled - limits.log_total).exp_()
-    least = scaled.amax(-1, keepdim=True) + limits.min_ps.log()
-    live = scaled.masked_fill(scaled < least, -torch.inf)
+    live = scaled.masked_fill(scaled < limits.least(), -torch.inf)
     token_ids = torch.zeros(len(scaled), dtype=torch.int64, device=scaled.device)
     rows = np.arange(len(scaled))
     stream = 0

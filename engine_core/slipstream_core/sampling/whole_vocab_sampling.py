@@ -314,7 +314,7 @@ class WholeVocabSampler:
                 log_totals=limits.log_total.reshape(-1),
                 mass_limits=mass_limits.reshape(-1),
                 top_ks=limits.top_ks.to(torch.int32).reshape(-1),
-                leasts=limits.scaled.amax(-1) + limits.min_ps[:, 0].log(),
+                leasts=limits.least()[:, 0],
             )
         )
 

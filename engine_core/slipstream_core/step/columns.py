@@ -30,6 +30,7 @@ class Column(NamedTuple):
     reaches: bool = False  # they may be equal to it
     source: str = ""  # the column of the request table that it is gathered from
     fill: float = 0  # where nothing else is said
+    truncates: bool = False  # cuts what is sampled from, unless it is its fill
     sent: Literal["always", "drawn", "never"] = "never"  # to other ranks; drawn: if they sample
 
 

@@ -112,9 +112,10 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     # sampling columns of the S sampled rows, in row order
     seeds: Annotated[Int64s, Column("S", source="seed", sent="drawn")]
     temperatures: Annotated[Float32s, Column("S", source="temperature", sent="drawn")]  # 0: greedy
-    top_ks: Annotated[Int32s, Column("S", source="top_k")]  # 0 is off
-    top_ps: Annotated[Float32s, Column("S", source="top_p", fill=1)]  # 1 is off
-    min_ps: Annotated[Float32s, Column("S", source="min_p")]  # 0 is off
+    top_ks: Annotated[Int32s, Column("S", source="top_k", truncates=True)]  # 0 is off
+    # 1 is off
+    top_ps: Annotated[Float32s, Column("S", source="top_p", fill=1, truncates=True)]
+    min_ps: Annotated[Float32s, Column("S", source="min_p", truncates=True)]  # 0 is off
     # -1 none; k >= 0: the sampled token and the k most likely, or listed. Rows with
     # k >= MAX_NARROW are wide: returned in the result's `wide`, not in its columns
     num_logprobs: Annotated[Int32s, Column("S", source="num_logprobs", fill=-1)]
@@ -128,7 +129,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
     # flags, so that a runner need not inspect columns to choose a branch
     all_greedy: bool
-    any_truncation: bool  # some sampled row uses top_k, top_p or min_p
+    any_truncation: bool  # some sampled row is truncated
     max_logprobs: int  # of rows that are not wide; -1 none
 
     constraints: ConstraintPlan | None = None  # token constraints, if some sampled row has any
@@ -173,15 +174,18 @@ COLUMNS = columns_of(StepPlan)
 BY_TOKEN = tuple(name for name, each in COLUMNS.items() if each.declared.over == "T")
 """The columns by token; recorded forwards read them, with others by row."""
 
+TRUNCATING = tuple(name for name, each in COLUMNS.items() if each.declared.truncates)
+"""The columns that truncate sampled rows, each of them off at its fill."""
+
 
 def sampling_flags(columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
     """The flags of a plan that follow from its sampling columns."""
     num_logprobs = columns["num_logprobs"]
     is_wide = num_logprobs >= MAX_NARROW
-    truncates = columns["top_ks"].any() or (columns["top_ps"] < 1).any() or columns["min_ps"].any()
+    truncates = any((columns[name] != COLUMNS[name].declared.fill).any() for name in TRUNCATING)
     return {
         "all_greedy": not columns["temperatures"].any(),
-        "any_truncation": bool(truncates),
+        "any_truncation": truncates,
         "max_logprobs": int(num_logprobs[~is_wide].max(initial=-1)),
         "any_wide": bool(is_wide.any()),
     }

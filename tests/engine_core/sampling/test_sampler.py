@@ -110,7 +110,9 @@ def test_the_cases_above_take_the_rejection_path(monkeypatch: pytest.MonkeyPatch
 def test_the_mass_that_top_k_keeps_is_that_of_each_rows_own() -> None:
     scaled = torch.randn(4, 40, generator=torch.Generator().manual_seed(0))
     top_ks, top_ps = torch.tensor([7, 39, 0, 12]), torch.tensor([0.5, 0.5, 0.5, 1.0])
-    limits = top_k_top_p.TruncationLimits(scaled, top_ks, top_ps, torch.zeros(4))
+    limits = top_k_top_p.TruncationLimits(
+        scaled, {"top_ks": top_ks, "top_ps": top_ps, "min_ps": torch.zeros(4)}
+    )
     masses = limits.masses(torch.tensor([1, 0]), 39)[:, 0].tolist()
     shares = scaled.softmax(-1).sort(descending=True).values.cumsum(-1)
     assert masses[:2] == pytest.approx([float(0.5 * shares[0, 6]), float(0.5 * shares[1, 38])])

@@ -252,7 +252,9 @@ def test_whatever_the_logits_are_it_ends(whole: WholeVocabSampler, bad: float) -
 def test_rows_that_are_not_wanted_keep_their_tokens(whole: WholeVocabSampler) -> None:
     scaled = logits_of(3, 1.0, 5)
     zeros = torch.zeros(3, device=DEVICE)
-    limits = TruncationLimits(scaled, zeros.int(), zeros + 0.5, zeros)
+    limits = TruncationLimits(
+        scaled, {"top_ks": zeros.int(), "top_ps": zeros + 0.5, "min_ps": zeros}
+    )
     keys = torch.from_numpy(row_keys(np.arange(3), np.arange(3))).to(DEVICE)
     token_ids = torch.full((3,), -7, device=DEVICE)
     wanted = torch.tensor([False, True, False], device=DEVICE)
