@@ -29,6 +29,7 @@ from slipstream_worker.detokenizer.factory import (
     WindowDetokenizerFactory,
 )
 from slipstream_worker.detokenizer.table import load_table
+from slipstream_worker.lifecycle.core_messages import AnswerForm
 from slipstream_worker.request_spans import RequestSpans
 from slipstream_worker.tokenizer.client import RenderSource
 from slipstream_worker.worker import Worker
@@ -44,14 +45,12 @@ def assemble_worker(
     poller: zmq.Poller,
     connections: Connections | None = None,
     spans: RequestSpans | None = None,
-    *,
-    answer_format: str = "",
-    eos_token_ids: tuple[int, ...] = (),
+    answers: AnswerForm | None = None,
 ) -> Worker:
     """A worker between `config.core_address` and `config.client_address`.
 
-    connections: limits the number of its clients' connections. spans, answer_format,
-    eos_token_ids: see `Worker`.
+    connections: limits the number of its clients' connections. spans, answers: see
+    `Worker`.
 
     Raises: ValueError, OSError or zmq.ZMQError if an address or its keys cannot be used.
     """
@@ -79,28 +78,16 @@ def assemble_worker(
         wants=0 if config.index else WANTS_LOAD,  # the first worker tells it for the stack
     )
     return Worker(
+        config,
         core,
         sockets,
         front,
         prompts,
         detokenizers,
         poller,
-        tokenizer=config.tokenizer,
-        answer_format=answer_format,
-        eos_token_ids=eos_token_ids,
-        stream_interval=config.stream_interval,
-        grace_s=config.grace_s,
-        response_store_bytes=int(config.response_store_mib * 2**20),
-        may_return=config.may_return,
-        share_prefix_cache=config.share_prefix_cache,
+        answers=answers,
         tracer=open_tracer(config.trace, "worker"),
         spans=spans,
-        predecessor_ended_s=config.predecessor_ended_s,
-        index=config.index,
-        num_workers=config.num_workers,
-        replica=config.replica.encode(),
-        members=config.members,
-        stack_incarnation=config.stack_incarnation,
     )
 
 

@@ -40,6 +40,7 @@ from slipstream_ipc.transport.connections import Connections, raise_file_limit
 from slipstream_ipc.transport.poller import Poller
 from slipstream_worker.build import assemble_worker, detokenizers_from
 from slipstream_worker.config import WorkerConfig
+from slipstream_worker.lifecycle.core_messages import AnswerForm
 from slipstream_worker.request_spans import RequestSpans
 from slipstream_worker.tokenizer.child import import_tokenizer_process
 from slipstream_worker.tokenizer.client import TokenizerClient
@@ -104,8 +105,9 @@ def main() -> int:
                         poller,
                         Connections(raise_file_limit()),
                         spans,
-                        answer_format=ready.answer_format,
-                        eos_token_ids=ready.eos_token_ids if config.ends_at_eos else (),
+                        AnswerForm(
+                            ready.answer_format, ready.eos_token_ids if config.ends_at_eos else ()
+                        ),
                     )
                 except (ValueError, OSError, zmq.ZMQError) as error:  # an address, or keys
                     is_full = getattr(error, "errno", None) == errno.ENOSPC

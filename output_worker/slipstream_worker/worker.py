@@ -13,7 +13,6 @@ import logging
 from collections.abc import Collection
 from math import inf
 from time import monotonic, monotonic_ns
-from typing import Literal
 
 import zmq
 from msgspec.structs import replace
@@ -28,12 +27,14 @@ from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.clients.ports import AUTO_MAX_UNACKED, FrontAcceptor
 from slipstream_worker.clients.readers import StreamReaders
+from slipstream_worker.config import WorkerConfig
 from slipstream_worker.core_link import CoreLink
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.lifecycle.answer_keeper import AnswerKeeper
 from slipstream_worker.lifecycle.client_messages import ClientMessages
-from slipstream_worker.lifecycle.core_messages import CoreMessages
+from slipstream_worker.lifecycle.core_messages import AnswerForm, CoreMessages
 from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
+from slipstream_worker.lifecycle.stream_store import StreamStore
 from slipstream_worker.request_spans import RequestSpans
 from slipstream_worker.step_relay import TAKEN, UNREPORTED, UNSENT, RelayMaker, StepRelay
 from slipstream_worker.streams.retention import Retention
@@ -52,6 +53,7 @@ class Worker:
 
     def __init__(
         self,
+        config: WorkerConfig,
         core: CoreLink,
         sockets: ServerSockets,
         front: FrontAcceptor,
@@ -59,33 +61,15 @@ class Worker:
         detokenizers: DetokenizerFactory,
         poller: zmq.Poller,
         *,
-        tokenizer: str,
-        stream_interval: int | Literal["auto"],
-        grace_s: float,
-        answer_format: str = "",
-        eos_token_ids: tuple[int, ...] = (),
-        response_store_bytes: int = 0,
-        may_return: bool = False,
-        share_prefix_cache: bool = False,
+        answers: AnswerForm | None = None,
         tracer: Tracer | None = None,
         spans: RequestSpans | None = None,
-        predecessor_ended_s: float = 0.0,
-        index: int = 0,
-        num_workers: int = 1,
-        replica: bytes = b"",
-        members: tuple[str, ...] = (),
-        stack_incarnation: int = 0,
     ) -> None:
-        """`sockets` are those that `front` accepts on; `tokenizer` is the folder or hub id that
-        clients load, `answer_format` the format of answers as clients see it on the model's card.
-        eos_token_ids: by which the tokenizer ends answers, beside the model's own.
-
-        response_store_bytes: of kept answers, see `AnswerKeeper`. may_return, share_prefix_cache,
-        predecessor_ended_s, index, num_workers, replica, members, stack_incarnation: see
-        `WorkerConfig`. spans: of the requests that are traced; None if none is.
+        """`sockets` are those that `front` accepts on. answers: their form; None: of no format.
+        spans: of the requests that are traced; None if none is.
         """
         self._spans = spans
-        self._may_return = may_return
+        self._may_return = config.may_return
         self._has_left = False
         self._tracer = tracer
         self._recent = RecentSpans()  # of loop iterations that handled a step
@@ -98,7 +82,7 @@ class Worker:
         front.register(poller)
         self.streams = WorkerStreamTable()
         self.columns = StreamColumns(detokenizers.fast_table)
-        self.retention = Retention(self.streams, grace_s)
+        self.retention = Retention(self.streams, config.grace_s)
         counters = RequestCounters(spans)
         render_queue = RenderQueue[WorkerStream](prompts)
         self.readers = StreamReaders(
@@ -107,59 +91,45 @@ class Worker:
             detokenizers,
             counters,
             self.retention,
-            max_unacked=AUTO_MAX_UNACKED if stream_interval == "auto" else None,
+            max_unacked=AUTO_MAX_UNACKED if config.stream_interval == "auto" else None,
         )
+        store = StreamStore(self.streams, self.columns, self.readers, self.retention)
+        kept_bytes = int(config.response_store_mib * 2**20)
         self.lifecycle = StreamLifecycle(
             core,
-            self.streams,
-            self.columns,
-            self.readers,
-            self.retention,
+            store,
             render_queue,
             counters,
-            AnswerKeeper(core, self.columns, detokenizers, response_store_bytes),
-            min_interval=1 if stream_interval == "auto" else stream_interval,
+            AnswerKeeper(core, self.columns, detokenizers, kept_bytes),
+            min_interval=1 if config.stream_interval == "auto" else config.stream_interval,
             spans=spans,
         )
         self._from_core = CoreMessages(
+            config,
             core,
             self.lifecycle,
-            self.streams,
-            self.columns,
-            self.readers,
-            self.retention,
+            store,
             counters,
             detokenizers,
             self._load_notices,
-            tokenizer=tokenizer,
-            answer_format=answer_format,
-            eos_token_ids=eos_token_ids,
+            answers=answers,
             tracer=tracer,
             spans=spans,
-            predecessor_ended_s=predecessor_ended_s,
         )
         self._relays = RelayMaker(
             core, self.streams, self.columns, self.readers, counters, self._recent
         )
         self._relay: StepRelay | None = None  # while all that it relies on is sure to hold
         self._from_clients = ClientMessages(
+            config,
             front,
             self.lifecycle,
-            self.streams,
-            self.readers,
-            self.retention,
+            store,
             render_queue,
             prompts,
             detokenizers,
             self._load_notices,
-            may_return=may_return,
-            share_prefix_cache=share_prefix_cache,
             is_traced=spans is not None,
-            index=index,
-            num_workers=num_workers,
-            replica=replica,
-            members=members,
-            stack_incarnation=stack_incarnation,
         )
 
     @property

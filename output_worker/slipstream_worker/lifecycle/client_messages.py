@@ -48,10 +48,12 @@ from slipstream_worker.clients.inspections import Inspections
 from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.clients.ports import FrontAcceptor, Receipt
 from slipstream_worker.clients.queries import ClientQueries
-from slipstream_worker.clients.readers import StreamReaders, accepted
+from slipstream_worker.clients.readers import accepted
+from slipstream_worker.config import WorkerConfig
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.lifecycle.lifecycle import MAX_STRIKES, StreamLifecycle
 from slipstream_worker.lifecycle.recall_queue import RecallQueue
+from slipstream_worker.lifecycle.stream_store import StreamStore
 from slipstream_worker.streams.registration import (
     BadWords,
     Submission,
@@ -60,8 +62,7 @@ from slipstream_worker.streams.registration import (
     open_output,
     register,
 )
-from slipstream_worker.streams.retention import Retention
-from slipstream_worker.streams.stream import ResumePoint, Stage, WorkerStream, WorkerStreamTable
+from slipstream_worker.streams.stream import ResumePoint, Stage, WorkerStream
 from slipstream_worker.streams.stream_trace import StreamTrace, trace_of
 from slipstream_worker.tokenizer.client import RenderSource
 from slipstream_worker.tokenizer.queue import RenderQueue
@@ -76,55 +77,36 @@ class ClientMessages:
 
     def __init__(
         self,
+        config: WorkerConfig,
         front: FrontAcceptor,
         lifecycle: StreamLifecycle,
-        streams: WorkerStreamTable,
-        readers: StreamReaders,
-        retention: Retention,
+        store: StreamStore,
         render_queue: RenderQueue[WorkerStream],
         prompts: RenderSource,
         detokenizers: DetokenizerFactory,
         load_notices: LoadNotices,
         *,
-        may_return: bool = False,
         is_traced: bool = False,
-        index: int = 0,
-        num_workers: int = 1,
-        replica: bytes = b"",
-        members: tuple[str, ...] = (),
-        stack_incarnation: int = 0,
-        share_prefix_cache: bool = False,
     ) -> None:
-        """`may_return`: requests rejected during a drain may be sent again, to the next stack.
-        share_prefix_cache: see `WorkerConfig`.
-
-        is_traced: whether spans are made of requests. index, num_workers: this one among the
-        stack's workers. replica, members, stack_incarnation: the stack's, see `Welcome`.
-        """
-        self._replica = replica
-        self._members = members
-        self._stack_incarnation = stack_incarnation
-        self._index = index
-        self._num_workers = num_workers
+        """is_traced: whether spans are made of requests."""
+        self._config = config
         self._is_traced = is_traced
-        self._share_prefix_cache = share_prefix_cache
         self._front = front
-        self._may_return = may_return
         self._lifecycle = lifecycle
-        self._streams = streams
-        self._readers = readers
-        self._retention = retention
+        self._streams = store.table
+        self._readers = store.readers
+        self._retention = store.retention
         self._render_queue = render_queue
         self._detokenizers = detokenizers
         self._load_notices = load_notices
-        self._queries = ClientQueries(readers, prompts)
-        self.inspections = Inspections(readers)
-        self._recalls = RecallQueue(lifecycle, self._queries, retention)
+        self._queries = ClientQueries(store.readers, prompts)
+        self.inspections = Inspections(store.readers)
+        self._recalls = RecallQueue(lifecycle, self._queries, store.retention)
         self.is_draining = False  # new requests are rejected
 
     def handle(self, session: Session[Receipt], body: ClientToWorker, card: ModelCard) -> None:
         """Handle a message of a session."""
-        lifecycle = self._lifecycle
+        lifecycle, config = self._lifecycle, self._config
         match body:
             case Hello():
                 self._queries.withdraw(session.identity)  # it repeats its queries after an attach
@@ -132,14 +114,14 @@ class ClientMessages:
                 self._front.welcome(
                     session,
                     card,
-                    worker=self._index,
-                    num_workers=self._num_workers,
-                    replica=self._replica,
-                    members=self._members,
+                    worker=config.index,
+                    num_workers=config.num_workers,
+                    replica=config.replica.encode(),
+                    members=config.members,
                     answers=ANSWERS_INSPECT | (ONE_TENANT if session.public_key else 0),
-                    incarnation=self._stack_incarnation,
+                    incarnation=config.stack_incarnation,
                 )
-                if self._index == 0:  # which speaks for the stack
+                if config.index == 0:  # which speaks for the stack
                     self._load_notices.welcomed(session)
             case Submit():
                 self._submit_all(session, body, card)
@@ -216,7 +198,9 @@ class ClientMessages:
             submit = among_own(submit)
         if self._is_traced:  # all answers are in one trace
             submit = structs.replace(submit, trace=trace_of(submit, 0.0).context)
-        submission = _read(submit, session.identity, shares_prefixes=self._share_prefix_cache)
+        submission = _read(
+            submit, session.identity, shares_prefixes=self._config.share_prefix_cache
+        )
         first = self._streams.get(submit.stream_id)
         num_answers = 1 + len(submit.others) if first is None else first.num_answers
         for answer in answers_of(submit):
@@ -267,7 +251,7 @@ class ClientMessages:
         if self.is_draining and not submit.was_accepted:
             fault = Fault("overloaded", "the server is shutting down")
             # a client asks the next stack (decision 012)
-            self._reject(session, submit, fault, is_leaving=self._may_return)
+            self._reject(session, submit, fault, is_leaving=self._config.may_return)
             return
         try:
             check_answer(submit)

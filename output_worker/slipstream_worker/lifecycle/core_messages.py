@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from time import monotonic, monotonic_ns
 
 import numpy as np
@@ -45,16 +46,15 @@ from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.load_notices import LoadNotices
-from slipstream_worker.clients.readers import StreamReaders
+from slipstream_worker.config import WorkerConfig
 from slipstream_worker.core_link import CoreLink
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
+from slipstream_worker.lifecycle.stream_store import StreamStore
 from slipstream_worker.output.answer_reading import UnknownFormat
 from slipstream_worker.request_spans import RequestSpans
 from slipstream_worker.streams.registration import open_output, output_without_text
-from slipstream_worker.streams.retention import Retention
-from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
-from slipstream_worker.streams.stream_columns import StreamColumns
+from slipstream_worker.streams.stream import Stage, WorkerStream
 from slipstream_worker.streams.stream_trace import StreamTrace
 
 logger = logging.getLogger(__name__)
@@ -65,51 +65,53 @@ _READMISSION_S = 2.0  # in which a worker has found a new core and told it of it
 Int64s = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """The form of answers, which clients see on the model's card. format: its name in the table of
+    formats; empty: unknown. eos_token_ids: by which the tokenizer ends answers, beside the model's
+    own.
+    """
+
+    format: str = ""
+    eos_token_ids: tuple[int, ...] = ()
+
+
 class CoreMessages:
     """Handles the core's messages. `card` is set by the first Welcome."""
 
     def __init__(
         self,
+        config: WorkerConfig,
         core: CoreLink,
         lifecycle: StreamLifecycle,
-        streams: WorkerStreamTable,
-        columns: StreamColumns,
-        readers: StreamReaders,
-        retention: Retention,
+        store: StreamStore,
         counters: RequestCounters,
         detokenizers: DetokenizerFactory,
         load_notices: LoadNotices,
         *,
-        tokenizer: str,
-        answer_format: str = "",
-        eos_token_ids: tuple[int, ...] = (),
+        answers: AnswerForm | None = None,
         tracer: Tracer | None = None,
         spans: RequestSpans | None = None,
-        predecessor_ended_s: float = 0.0,
     ) -> None:
-        """`tokenizer`, `answer_format`, `eos_token_ids`: see `Worker`; clients see them on the
-        model's card.
-
-        spans: of the requests that are traced; None if none is. predecessor_ended_s: when the
-        worker before this one ended, see `WorkerConfig`.
+        """answers: their form; None: of no format. spans: of the requests that are traced; None
+        if none is.
         """
         self._spans = spans
-        self._predecessor_ended_s = predecessor_ended_s
+        self._predecessor_ended_s = config.predecessor_ended_s
         # when the core before this one ended, and this one could be attached to; 0.0: unknown
         self._core_ended_s = self._core_serves_since_s = 0.0
         self._tracer = tracer
         self._core = core
         self._lifecycle = lifecycle
-        self._streams = streams
-        self._columns = columns
-        self._readers = readers
-        self._retention = retention
+        self._streams = store.table
+        self._columns = store.columns
+        self._readers = store.readers
+        self._retention = store.retention
         self._counters = counters
         self._detokenizers = detokenizers
         self._load_notices = load_notices
-        self._tokenizer = tokenizer
-        self._answer_format = answer_format
-        self._eos_token_ids = eos_token_ids
+        self._tokenizer = config.tokenizer
+        self._answers = answers or AnswerForm()
         self.card: ModelCard | None = None
         self.is_synced = False
         self.step = 0  # number of the latest step received
@@ -174,14 +176,15 @@ class CoreMessages:
                 raise ProtocolError(f"a worker does not accept {type(message).__name__}")
 
     def _attached(self, welcome: Welcome) -> None:
-        stops = stop_token_ids(self._answer_format, dict(self._detokenizers.delimiter_ids))
-        eos = (*welcome.model.eos_token_ids, *self._eos_token_ids, *stops)
+        answers = self._answers
+        stops = stop_token_ids(answers.format, dict(self._detokenizers.delimiter_ids))
+        eos = (*welcome.model.eos_token_ids, *answers.eos_token_ids, *stops)
         num_ids = welcome.model.vocab_size  # of which a tokenizer may have more than the model
         self.card = structs.replace(
             welcome.model,
             path=self._tokenizer,
             eos_token_ids=tuple(dict.fromkeys(each for each in eos if each < num_ids)),
-            answer_format=self._answer_format,
+            answer_format=answers.format,
             max_kept_bytes=self._lifecycle.keeper.max_answer_bytes,
         )
         if self._spans is not None:

@@ -35,15 +35,14 @@ from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.telemetry.statistics import WorkerGauges, WorkerNumbers
 from slipstream_worker.clients.latency import RequestCounters
-from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.core_link import CoreLink
 from slipstream_worker.lifecycle.answer_keeper import AnswerKeeper
+from slipstream_worker.lifecycle.stream_store import StreamStore
 from slipstream_worker.output.stream_output import StreamOutput
 from slipstream_worker.request_spans import RequestSpans
-from slipstream_worker.streams.retention import ABORTED, Retention, request_bytes
+from slipstream_worker.streams.retention import ABORTED, request_bytes
 from slipstream_worker.streams.slow_path import push_slow
-from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
-from slipstream_worker.streams.stream_columns import StreamColumns
+from slipstream_worker.streams.stream import Stage, WorkerStream
 from slipstream_worker.tokenizer.queue import RenderQueue
 
 logger = logging.getLogger(__name__)
@@ -60,10 +59,7 @@ class StreamLifecycle:
     def __init__(
         self,
         core: CoreLink,
-        streams: WorkerStreamTable,
-        columns: StreamColumns,
-        readers: StreamReaders,
-        retention: Retention,
+        store: StreamStore,
         render_queue: RenderQueue[WorkerStream],
         counters: RequestCounters,
         keeper: AnswerKeeper,
@@ -77,10 +73,10 @@ class StreamLifecycle:
         """
         self._spans = spans
         self._core = core
-        self._streams = streams
-        self._columns = columns
-        self._readers = readers
-        self._retention = retention
+        self._streams = store.table
+        self._columns = store.columns
+        self._readers = store.readers
+        self._retention = store.retention
         self._render_queue = render_queue
         self._counters = counters
         self.keeper = keeper

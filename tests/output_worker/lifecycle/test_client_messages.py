@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-from tests.output_worker.lifecycle.test_core_messages import CARD, Anybody, Told
+from tests.output_worker.lifecycle.test_core_messages import CARD, CONFIG, Anybody, Told
 
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admitted, OtherAnswer, SamplingParams, Submit
@@ -23,11 +23,10 @@ class Asked(Told):
         super().__init__()
         anybody: Any = Anybody()
         self.from_client = ClientMessages(
+            CONFIG,
             anybody,
             self.lifecycle,
-            self.streams,
-            self.readers,
-            self.retention,
+            self.store,
             anybody,
             anybody,
             anybody,

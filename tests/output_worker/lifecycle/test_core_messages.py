@@ -12,9 +12,11 @@ from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import End, ModelCard, Registered, SamplingParams, Step, Welcome
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.readers import StreamReaders
+from slipstream_worker.config import WorkerConfig
 from slipstream_worker.lifecycle.answer_keeper import AnswerKeeper
-from slipstream_worker.lifecycle.core_messages import CoreMessages
+from slipstream_worker.lifecycle.core_messages import AnswerForm, CoreMessages
 from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
+from slipstream_worker.lifecycle.stream_store import StreamStore
 from slipstream_worker.streams.retention import Retention
 from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
 from slipstream_worker.streams.stream_columns import StreamColumns
@@ -33,6 +35,15 @@ class Anybody:
         return lambda *args, **options: []
 
 
+CONFIG = WorkerConfig(
+    tokenizer="t",
+    client_address="ipc:///nowhere/worker",
+    core_address="ipc:///nowhere/core",
+    runtime_dir="/nowhere",
+    cache_dir="/nowhere",
+)
+
+
 class Told:
     """A fresh worker, and what its core tells it."""
 
@@ -47,18 +58,18 @@ class Told:
         self.readers = StreamReaders(
             anybody, self.columns, anybody, self.counters, self.retention, max_unacked=None
         )
-        kept = self.streams, self.columns, self.readers, self.retention
+        self.store = StreamStore(self.streams, self.columns, self.readers, self.retention)
         keeper = AnswerKeeper(anybody, self.columns, anybody, max_bytes=0)
-        self.lifecycle = StreamLifecycle(anybody, *kept, anybody, self.counters, keeper)
+        self.lifecycle = StreamLifecycle(anybody, self.store, anybody, self.counters, keeper)
         self.from_core = CoreMessages(
+            CONFIG,
             anybody,
             self.lifecycle,
-            *kept,
+            self.store,
             self.counters,
             anybody,
             anybody,
-            tokenizer="t",
-            answer_format=answer_format,
+            answers=AnswerForm(answer_format),
         )
 
     def registered(self, end: End) -> WorkerStream:
