@@ -177,7 +177,8 @@ class Worker:
             tracer.add(SpanKind.EMIT, begin_ns, monotonic_ns(), self._from_core.step)
         self.columns.flush_deferred()
         self.lifecycle.keeper.flush()
-        self._load_notices.flush(now, has_core=self._core.is_attached)
+        core_epoch = self._core.epoch if self._core.is_attached else None
+        self._load_notices.flush(now, core_epoch=core_epoch)
         if self._from_core.step != step_before:
             self._recent.add(now, monotonic())
         if self._may_relay:

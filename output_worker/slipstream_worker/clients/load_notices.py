@@ -27,8 +27,9 @@ class LoadNotices:
         self.sessions: list[Session[Receipt]] = []  # that asked
         self._load = Load()
         self._drains_until: float | None = None
-        self._has_core = False
-        self._died_within = False  # the core, if it is away
+        self._core_epoch: int | None = None
+        self._has_ended = False  # the core, since the last attach
+        self._died_within = False  # and of its own doing
         self._suspects: bytes | None = None  # of a core that died within; see `Load`
         self._sent = Load()
         self._sent_at = 0.0
@@ -46,9 +47,11 @@ class LoadNotices:
         self._load = structs.replace(self._load, **numbers)
 
     def core_ended(self, *, died_within: bool, suspects: tuple[bytes, ...] | None = None) -> None:
-        """The core has ended; died_within: of its own doing. Its link breaks before or after.
+        """The core has ended; died_within: of its own doing. Its link breaks before or after. This is
+        reported even where the next core has attached by the next `flush`.
         suspects: ids of the streams that it was computing; None: unknown.
         """
+        self._has_ended = True
         self._died_within = died_within
         self._suspects = None if suspects is None else suspect_digests(suspects)
 
@@ -58,17 +61,26 @@ class LoadNotices:
         """
         self._drains_until = end_at
 
-    def flush(self, now: float, *, has_core: bool) -> None:
-        """Send what is due. Call it regularly."""
-        if has_core != self._has_core:
-            self._has_core = has_core
-            self._died_within &= not has_core
-        if not self.sessions:
-            return
+    def flush(self, now: float, *, core_epoch: int | None) -> None:
+        """Send what is due. Call it regularly. core_epoch: of the attach to the core; None while
+        the core is away.
+        """
+        if core_epoch != self._core_epoch:
+            self._core_epoch = None
+            if core_epoch is not None:
+                away = self._current(now)
+                if self._has_ended and _state(away) != _state(self._sent):
+                    self._send(away, now)
+                self._died_within = self._has_ended = False
+            self._core_epoch = core_epoch
         load = self._current(now)
         since = now - self._sent_at
         is_due = self._is_due or since >= _MOST_S or _state(load) != _state(self._sent)
-        if not is_due and (since < _LEAST_S or not _differs(load, self._sent)):
+        if is_due or (since >= _LEAST_S and _differs(load, self._sent)):
+            self._send(load, now)
+
+    def _send(self, load: Load, now: float) -> None:
+        if not self.sessions:
             return
         self.sessions = [session for session in self.sessions if session.is_open]
         for session in self.sessions:
@@ -76,8 +88,9 @@ class LoadNotices:
         self._sent, self._sent_at, self._is_due = load, now, False
 
     def _current(self, now: float) -> Load:
-        state: ReplicaState = "serving" if self._has_core else "core_away"
-        within, within_s = not self._has_core and self._died_within, 0.0
+        is_away = self._core_epoch is None
+        state: ReplicaState = "core_away" if is_away else "serving"
+        within, within_s = is_away and self._died_within, 0.0
         suspects = self._suspects if within else None
         if self._drains_until is not None:
             state, within_s = "draining", max(0.0, self._drains_until - now)

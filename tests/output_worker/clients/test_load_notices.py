@@ -40,7 +40,7 @@ def peer(notices: Any) -> Peer:
     peer = Peer()
     notices.measured(gauge(100))
     notices.welcomed(peer)
-    notices.flush(1.0, has_core=True)
+    notices.flush(1.0, core_epoch=1)
     return peer
 
 
@@ -53,7 +53,7 @@ def test_a_client_that_did_not_ask_hears_nothing(notices: Any) -> None:
     peers = [Peer(0), Peer(WANTS_MEMBERS)]
     for peer in peers:
         notices.welcomed(peer)
-    notices.flush(1.0, has_core=False)
+    notices.flush(1.0, core_epoch=None)
     assert [peer.heard for peer in peers] == [[], []]
 
 
@@ -69,16 +69,16 @@ def test_a_client_that_did_not_ask_hears_nothing(notices: Any) -> None:
 )
 def test_numbers_are_told_when_they_differ(notices, peer, running, after_s, num) -> None:
     notices.measured(gauge(running))
-    notices.flush(1.0 + after_s, has_core=True)
+    notices.flush(1.0 + after_s, core_epoch=1)
     assert len(peer.heard) == num
     assert peer.heard[-1].running == (running if num == 2 else 100)
 
 
 def test_a_state_is_told_at_once(notices: Any, peer: Peer) -> None:
-    notices.flush(1.001, has_core=False)
-    notices.flush(1.002, has_core=True)
+    notices.flush(1.001, core_epoch=None)
+    notices.flush(1.002, core_epoch=1)
     notices.begin_drain(31.0)
-    notices.flush(1.003, has_core=False)
+    notices.flush(1.003, core_epoch=None)
     assert [load.state for load in peer.heard] == ["serving", "core_away", "serving", "draining"]
     assert peer.heard[-1].within_s == pytest.approx(29.997)
 
@@ -86,30 +86,47 @@ def test_a_state_is_told_at_once(notices: Any, peer: Peer) -> None:
 @pytest.mark.parametrize("is_told_first", [False, True])
 def test_how_the_core_ended_is_told_while_it_is_away(notices, peer, is_told_first) -> None:
     if not is_told_first:
-        notices.flush(1.01, has_core=False)
+        notices.flush(1.01, core_epoch=None)
     notices.core_ended(died_within=True)
-    notices.flush(1.02, has_core=is_told_first)
-    notices.flush(1.03, has_core=False)
+    notices.flush(1.02, core_epoch=1 if is_told_first else None)
+    notices.flush(1.03, core_epoch=None)
     assert (peer.heard[-1].state, peer.heard[-1].within) == ("core_away", True)
-    notices.flush(1.04, has_core=True)
-    notices.flush(1.05, has_core=False)  # its link breaks, and it lives
+    notices.flush(1.04, core_epoch=1)
+    notices.flush(1.05, core_epoch=None)  # its link breaks, and it lives
     assert [load.within for load in peer.heard[-2:]] == [False, False]
     assert peer.heard[-1].state == "core_away"
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+@pytest.mark.parametrize("is_seen_away", [False, True])
+def test_an_end_is_told_where_the_next_core_is_there_at_once(
+    notices: Any, peer: Peer, is_within: bool, is_seen_away: bool
+) -> None:
+    """As it is for a worker that has lacked a CPU meanwhile."""
+    if is_seen_away:  # its link breaks, and nobody knows why yet
+        notices.flush(1.01, core_epoch=None)
+    notices.core_ended(died_within=is_within)
+    notices.flush(1.02, core_epoch=2)
+    notices.flush(1.03, core_epoch=2)
+    *before, away, serving = peer.heard
+    assert (away.state, away.within) == ("core_away", is_within)
+    assert (serving.state, serving.within) == ("serving", False)
+    assert len(before) == 1 + (is_seen_away and is_within)
 
 
 def test_streams_that_the_core_was_computing_are_named_by_digests(notices, peer) -> None:
     stream_ids = (b"1" * 16, b"2" * 16)
     notices.core_ended(died_within=True, suspects=stream_ids)
-    notices.flush(1.02, has_core=False)
+    notices.flush(1.02, core_epoch=None)
     assert peer.heard[-1].suspects == suspect_digests(stream_ids)
     assert len(peer.heard[-1].suspects) == 16
     assert stream_ids[0] not in peer.heard[-1].suspects
-    notices.flush(1.03, has_core=True)
-    notices.flush(1.04, has_core=False)
+    notices.flush(1.03, core_epoch=1)
+    notices.flush(1.04, core_epoch=None)
     assert [load.suspects for load in peer.heard[-2:]] == [None, None]
 
 
 def test_a_session_that_has_ended_is_left_out(notices: Any, peer: Peer) -> None:
     peer.is_open = False
-    notices.flush(9.0, has_core=True)
+    notices.flush(9.0, core_epoch=1)
     assert len(peer.heard) == 1
