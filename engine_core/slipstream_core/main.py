@@ -111,8 +111,6 @@ def _serve(
         now = time.monotonic()
         if not beats.beat(now, core.numbers, processes, news=core.load):
             continue
-        if ranks is not None and ranks.kill_hung(now):
-            ranks.wait_for_end(_END_S)
         if core.engine.running_s(now) > step_timeout_s:
             words = f"a step did not finish within {step_timeout_s:g} s (step_timeout_s)"
             logger.error("%s; the core exits", words)

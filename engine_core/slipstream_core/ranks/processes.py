@@ -57,9 +57,9 @@ class Ranks:
         self.remote = None if config.nodes is None else RemoteRanks(config, self._note_end)
         self.are_ready = False
         self._started = [self._start(config, index) for index in range(1, config.num_local_ranks)]
-        self._watch = RankWatch(self._started, self._note_end)
         pids = [each.process.pid for each in self._started]
         self._stopped = StoppedProcesses(pids, config.hang_timeout_s)
+        self._watch = RankWatch(self._started, self._note_end, self._kill_hung)
 
     def _start(self, config: CoreConfig, index: int) -> RankProcess:
         its = RankConfig(
@@ -107,17 +107,17 @@ class Ranks:
         """Wait for the end of one of them, and for what `on_end` does."""
         self._has_ended.wait(timeout_s)
 
-    def kill_hung(self, now: float) -> bool:
-        """SIGKILL the ranks of this machine that a signal has stopped for `hang_timeout_s`, which
-        ends the core as well; return True if there are any. Call it with each beat.
-        """
-        return self._kill(self._stopped.overdue(now))
-
     def kill_stopped(self) -> bool:
         """SIGKILL all ranks of this machine that a signal has stopped, however long ago; return
         True if there are any.
         """
         return self._kill(self._stopped.current())
+
+    def _kill_hung(self, now: float) -> None:
+        """SIGKILL the ranks of this machine that a signal has stopped for `hang_timeout_s`, which
+        ends the core as well.
+        """
+        self._kill(self._stopped.overdue(now))
 
     def _kill(self, pids: Sequence[int]) -> bool:
         for each in self._started:
@@ -150,7 +150,7 @@ class StoppedProcesses:
     """The processes that a signal has stopped, and those stopped for too long while this one
     runs.
 
-    One that goes on for a moment between two beats counts as stopped throughout.
+    One that goes on for a moment between two looks counts as stopped throughout.
     """
 
     def __init__(self, pids: Sequence[int], timeout_s: float) -> None:
@@ -165,7 +165,9 @@ class StoppedProcesses:
         return [pid for pid in self._pids if _is_stopped(pid)]
 
     def overdue(self, now: float) -> list[int]:
-        """The pids of those that have been stopped for `timeout_s`. Call it with each beat."""
+        """The pids of those that have been stopped for `timeout_s`. Call it every
+        BEAT_S.
+        """
         if now > self._asked_at + SILENT_S:  # this process was stopped, perhaps with them
             self._since = {}
         self._asked_at = now

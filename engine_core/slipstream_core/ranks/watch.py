@@ -1,4 +1,5 @@
-"""Ends the core when one of its ranks ends: a thread that waits for that alone.
+"""Ends the core when one of its ranks ends: a thread that waits for that, and kills ranks that a
+signal has stopped for too long, also while the core loads or waits as a spare.
 
 The core ends the same way. By the same signal, so a rank that was killed from outside is charged to
 no request, as a core would not be; else with an exit code, as by an exception of its own.
@@ -12,6 +13,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -19,7 +21,7 @@ import msgspec
 
 from slipstream_ipc.child import ChildProcess
 from slipstream_ipc.messages import Status
-from slipstream_ipc.process import report
+from slipstream_ipc.process import BEAT_S, report
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +48,19 @@ class RankProcess(NamedTuple):
 
 
 class RankWatch:
-    """Waits for the end of the first of these processes."""
+    """Waits for the end of the first of these processes, in a thread."""
 
-    def __init__(self, processes: Sequence[RankProcess], on_end: Callable[[RankEnd], None]) -> None:
-        """on_end: called in the thread, once."""
+    def __init__(
+        self,
+        processes: Sequence[RankProcess],
+        on_end: Callable[[RankEnd], None],
+        kill_hung: Callable[[float], None],
+    ) -> None:
+        """on_end: called in the thread, once. kill_hung: called there with the time (monotonic),
+        every BEAT_S.
+        """
         self._on_end = on_end
+        self._kill_hung = kill_hung
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._watched = {each.process.fileno(): each for each in processes}
         self._thread = threading.Thread(target=self._wait, name="ranks", daemon=True)
@@ -69,7 +79,8 @@ class RankWatch:
         ended.register(self._stop_fd, select.POLLIN)
         for fd in self._watched:
             ended.register(fd, select.POLLIN)
-        found = [fd for fd, _ in ended.poll()]
+        while not (found := [fd for fd, _ in ended.poll(BEAT_S * 1e3)]):
+            self._kill_hung(time.monotonic())
         if self._stop_fd in found:
             return
         ended_one = self._watched[found[0]]

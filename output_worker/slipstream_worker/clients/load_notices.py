@@ -47,9 +47,9 @@ class LoadNotices:
         self._load = structs.replace(self._load, **numbers)
 
     def core_ended(self, *, died_within: bool, suspects: tuple[bytes, ...] | None = None) -> None:
-        """The core has ended; died_within: of its own doing. Its link breaks before or after. This is
-        reported even where the next core has attached by the next `flush`.
-        suspects: ids of the streams that it was computing; None: unknown.
+        """The core has ended; died_within: of its own doing. Its link breaks before or after. It is
+        told even where the next core has attached by the next `flush`. suspects: ids of the streams
+        that it was computing; None: unknown.
         """
         self._has_ended = True
         self._died_within = died_within

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 from tests.helpers.patience import PATIENCE_S, Patience
-from tests.helpers.rank_streams import core_ends, once_under_way, texts
+from tests.helpers.rank_streams import PROMPTS, core_ends, once_under_way, texts
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, SlipstreamError, Stack
@@ -63,19 +63,33 @@ class TwoRanks(NamedTuple):
     is_recorded: bool  # so steps do not call the model's own forward
 
     def core(self) -> psutil.Process:
-        """The core that serves."""
-        patience = Patience()
-        while True:
-            for each in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    if each.name() == "slip:core":
-                        return each
-            patience.wait("no core serves")
+        """The core that serves, once it does: the last one's streams may have ended without it."""
+        self.client.generate(PROMPTS[0], max_tokens=1)
+        return named("slip:core")
 
     def rank(self) -> psutil.Process:
         """Its other rank."""
-        [rank] = [each for each in self.core().children() if each.name() == "slip:rank-1"]
-        return rank
+        return rank_of(self.core())
+
+
+def named(name: str) -> psutil.Process:
+    """The process below this one with this name, once it is there."""
+    patience = Patience()
+    while True:
+        for each in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if each.name() == name:
+                    return each
+        patience.wait(f"there is no {name}")
+
+
+def rank_of(core: psutil.Process) -> psutil.Process:
+    """The other rank of a core, once it is there."""
+    patience = Patience()
+    while not (ranks := core.children()):
+        patience.wait("it starts no rank")
+    [rank] = ranks
+    return rank
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["gloo", "memory"])
@@ -174,6 +188,15 @@ def test_stopped_rank_is_charged_to_no_request(two_ranks: TwoRanks) -> None:
     os.kill(two_ranks.rank().pid, signal.SIGSTOP)
     assert texts(two_ranks.client, lambda _: None) == two_ranks.expected
     assert core_ends(two_ranks.stack) == ["signal SIGKILL"]  # an end from outside
+
+
+def test_a_rank_that_is_stopped_before_its_core_serves(two_ranks: TwoRanks) -> None:
+    """As a spare's, whose core loads when it is needed, and would wait for the rank."""
+    core, waiting = two_ranks.core(), rank_of(named("spare:core"))
+    os.kill(waiting.pid, signal.SIGSTOP)
+    core.kill()
+    assert texts(two_ranks.client, lambda _: None) == two_ranks.expected
+    assert waiting.wait(PATIENCE_S) is None or not waiting.is_running()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
