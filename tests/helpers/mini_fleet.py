@@ -132,5 +132,5 @@ class MiniFleet:
         return [path for path in folder.iterdir() if path.name.startswith("client")]
 
     def close(self) -> None:
-        for session in self.clients:
+        for session in {*self.clients, self.session}:  # the first one may have left
             session.close()

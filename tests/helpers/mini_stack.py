@@ -541,7 +541,7 @@ class MiniStack:
         return all(link._pinged_at is None for link in links)
 
     def close(self) -> None:
-        for hop in self._hops:
+        for hop in [*self._hops, *(client.hop for client in self.clients)]:
             hop.close()
         if self.worker is not None:
             self.worker.close()
