@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
 from slipstream_core.attention.interface import CacheSlots
 from slipstream_core.forward.expert_patterns import RouteForm
+from slipstream_core.forward.projection import Dense, Projection
 from slipstream_core.forward.rope_patterns import NormForm, RopeForm
 from slipstream_core.forward.row_products import (
     RowNorm,
@@ -27,7 +28,6 @@ from slipstream_core.forward.row_products import (
     row_product,
 )
 
-_linear = torch.nn.functional.linear
 _grouped_mm = torch.ops.aten._grouped_mm.default
 
 _BLOCK = 1024  # elements that one program of an activation or a weighted sum computes
@@ -82,37 +82,36 @@ class ForwardOps:
     def linear_norm_linear(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
+        projection: Projection,
         more: torch.Tensor,
         norm_weight: torch.Tensor,
         epsilon: float,
         rounds: bool,
         offset: bool,
-        next_weight: torch.Tensor | None,
-        next_bias: torch.Tensor | None,
+        behind: Projection | None,
         gate: str | None,
         keeps: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """The product of x [1, T, K] plus more [1, T, N], rounded, and its norm.
 
-        With next_weight [M, N], the norm's product in its place; with `gate` ("silu", "gelu", "tanh
-        gelu") the activation of its first half times its second. keeps: the norm comes third. One
-        row is two kernels.
+        behind: with it, the norm's product in its place; with `gate` ("silu", "gelu", "tanh gelu")
+        the activation of its first half times its second. keeps: the norm comes third. One row is
+        two kernels.
         """
-        if x.shape[1] != 1 or not has_row_kernel(weight):
-            product = self.linear(x, weight, bias)
+        if x.shape[1] != 1 or not _has_row_kernel(projection):
+            product = self.linear(x, projection)
             total, normed = self.add_rms_norm(product, more, norm_weight, epsilon, rounds, offset)
         else:
-            total = row_product(_dense(x), weight, bias, more=_dense(more))
-            if next_weight is not None and has_row_kernel(next_weight, gate):
+            total = row_product(_dense(x), projection.weight, projection.bias, more=_dense(more))
+            if _has_row_kernel(behind, gate):
                 kept = torch.empty_like(total) if keeps else None
                 norm = RowNorm(norm_weight, epsilon, rounds, offset, kept)
-                return total, row_product(total, next_weight, next_bias, norm=norm, gate=gate), kept
+                result = row_product(total, behind.weight, behind.bias, norm=norm, gate=gate)
+                return total, result, kept
             normed = self.rms_norm(total, norm_weight, epsilon, rounds, offset)
-        if next_weight is None:
+        if behind is None:
             return total, normed, None
-        return total, self._gated(normed, next_weight, next_bias, gate), normed
+        return total, self._gated(normed, behind, gate), normed
 
     def add_norm_linear(
         self,
@@ -122,40 +121,33 @@ class ForwardOps:
         epsilon: float,
         rounds: bool,
         offset: bool,
-        next_weight: torch.Tensor,
-        next_bias: torch.Tensor | None,
+        behind: Projection,
         gate: str | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x plus more [1, T, N], rounded, and the product of its norm, as `linear_norm_linear`.
 
         One row is one kernel.
         """
-        if x.shape[1] != 1 or not has_row_kernel(next_weight, gate):
+        if x.shape[1] != 1 or not _has_row_kernel(behind, gate):
             total, normed = self.add_rms_norm(x, more, norm_weight, epsilon, rounds, offset)
-            return total, self._gated(normed, next_weight, next_bias, gate)
+            return total, self._gated(normed, behind, gate)
         total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         norm = RowNorm(norm_weight, epsilon, rounds, offset)
         before = RowSum(_dense(more), total)
-        result = row_product(_dense(x), next_weight, next_bias, before=before, norm=norm, gate=gate)
+        weight, bias = behind.weight, behind.bias
+        result = row_product(_dense(x), weight, bias, before=before, norm=norm, gate=gate)
         return total, result
 
-    def _gated(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        gate: str | None,
-    ) -> torch.Tensor:
-        product = self.linear(x, weight, bias)
+    def _gated(self, x: torch.Tensor, projection: Projection, gate: str | None) -> torch.Tensor:
+        product = self.linear(x, projection)
         return product if gate is None else _halves_gated(gate, product)
 
-    def linear(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        """torch's, of x [1, T, K] or [T, K]; one row by a kernel of its own."""
-        if x.shape[-2] == 1 and has_row_kernel(weight):
-            return row_product(_dense(x), weight, bias).view(*x.shape[:-1], len(weight))
-        return _linear(x, weight, bias)
+    def linear(self, x: torch.Tensor, projection: Projection) -> torch.Tensor:
+        """The product of x [1, T, K] or [T, K]; one row by a kernel of its own."""
+        if x.shape[-2] == 1 and _has_row_kernel(projection):
+            product = row_product(_dense(x), projection.weight, projection.bias)
+            return product.view(*x.shape[:-1], projection.num_outputs)
+        return projection.forward(x)
 
     def rms_norm_add(
         self,
@@ -940,6 +932,11 @@ def combination_arguments(
         "WIDE": weights.dtype != rows.dtype,
         "BLOCK": _BLOCK,
     }
+
+
+def _has_row_kernel(projection: Projection | None, gate: str | None = None) -> TypeGuard[Dense]:
+    """True if a kernel multiplies one row with this projection's matrix."""
+    return isinstance(projection, Dense) and has_row_kernel(projection.weight, gate)
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:

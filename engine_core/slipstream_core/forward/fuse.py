@@ -4,17 +4,15 @@ A pattern describes what operators compute, not an architecture; whatever does n
 left alone.
 
 - Every rewriting keeps the values, except for the order of sums.
-- Products with the same input are joined into one with a single weight matrix. The parameters
-  become views of it, so there is still one copy. A matrix with more outputs than inputs is stored
-  by column: a single token's product is then bound by memory (3 times faster for a [32000, 256]
-  head).
+- Products with the same input are joined into one projection. The parameters become views of its
+  matrix, so there is still one copy.
 """
 
 from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,13 +25,22 @@ from slipstream_core.attention.interface import (
     CacheSlots,
     FusedContext,
 )
+from slipstream_core.forward.projection import (
+    Dense,
+    Projection,
+    add_projection,
+    joined_for_cpu,
+    lay_out_by_column,
+    num_readers,
+    project,
+)
 from slipstream_core.kernels.cpu.kernels import Kernels
 
 AnyNode = Any  # torch.fx.Node, whose annotations would need a cast at every argument
+LinearParts = tuple[AnyNode, AnyNode, AnyNode]  # x, weight and bias or None
 Pattern = Callable[[GraphModule, AnyNode], None]  # rewrites what is around a call, or leaves it
 
 _aten = torch.ops.aten
-_linear = torch.nn.functional.linear
 _SIZES = (_aten.view.default, _aten._unsafe_view.default, _aten.expand.default)
 
 # Names of the same operators that are cheaper to call: half the cost of a name in torch.ops.
@@ -198,7 +205,7 @@ def replace(nodes: Graph, old: AnyNode, target: Any, arguments: tuple[Any, ...])
 
 
 def as_linear(graph: GraphModule, node: AnyNode) -> None:
-    """Replace view, t, mm, view back by one linear call."""
+    """Replace view, t, mm, view back by one projection."""
     parts, back = linear_parts(node), only_user(node)
     if parts is None or not is_call(parts[0], _aten.view.default):
         return
@@ -212,11 +219,27 @@ def as_linear(graph: GraphModule, node: AnyNode) -> None:
         shape_of(back) == (*shape_of(x)[:-1], shape_of(node)[-1])
         and shape_of(x)[-1] == shape_of(flat)[-1]
     ):
-        replace(graph.graph, back, _linear, (x, weight, bias))
+        as_projection(graph, back, (x, weight, bias))
 
 
-def linear_parts(node: AnyNode) -> tuple[AnyNode, AnyNode, AnyNode] | None:
-    """x [T, K], weight and bias (or None) of an mm or addmm that computes a linear layer."""
+def as_projection(graph: GraphModule, old: AnyNode, parts: LinearParts) -> None:
+    """Let a projection take the place of `old`."""
+    x, weight, bias = parts
+    dense = Dense(getattr(graph, weight.target), bias and getattr(graph, bias.target))
+    with graph.graph.inserting_before(old):
+        new = add_product(graph, x, dense)
+    new.meta = dict(old.meta)
+    old.replace_all_uses_with(new)
+
+
+def projection_of(graph: GraphModule, product: AnyNode) -> Projection:
+    """The projection that a call of `project` is given."""
+    projection: Projection = getattr(graph, product.args[1].target)
+    return projection
+
+
+def linear_parts(node: AnyNode) -> LinearParts | None:
+    """The parts of an mm or addmm that computes a linear layer, with x [T, K]."""
     bias, (x, turned) = None, node.args[-2:]
     if node.target is _aten.addmm.default:
         bias = node.args[0]
@@ -228,7 +251,7 @@ def linear_parts(node: AnyNode) -> tuple[AnyNode, AnyNode, AnyNode] | None:
 
 
 def again(weight: AnyNode) -> AnyNode:
-    """The same tensor of the graph once more, where nodes are inserted."""
+    """The same tensor or projection of the graph once more, where nodes are inserted."""
     new = weight.graph.get_attr(weight.target)
     new.meta = dict(weight.meta)
     return new
@@ -338,67 +361,46 @@ def rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
 
 
 def _join_weights(graph: GraphModule) -> None:
-    """Join products with the same input; store wide matrices by column."""
-    nodes = graph.graph
-    shared = shared_weights(graph)
-    groups: dict[Any, list[AnyNode]] = defaultdict(list)
-    for node in nodes.find_nodes(op="call_function", target=_linear):
-        groups[node.args[0]].append(node)
-    for x, members in groups.items():
-        names = [node.args[1].target for node in members]
-        free = not any(name in shared for name in names)
-        if len(members) > 1 and free and all(node.args[2] is None for node in members):
-            _join_products(graph, x, members)
-        elif free:
-            for name in names:
-                _merge_storage(graph, [name])
+    """Join products with the same input; store the others' wide matrices by column."""
+    nodes, readers = graph.graph, num_readers(graph, memory_of)
+    groups: dict[Any, list[tuple[AnyNode, Dense]]] = defaultdict(list)
+    for node, dense in dense_products(graph):
+        groups[node.args[0]].append((node, dense))
+    for x, group in groups.items():
+        members, parts = zip(*group, strict=True)
+        if any(readers[memory_of(part.weight)] > 1 for part in parts):
+            continue
+        if len(parts) > 1 and all(part.bias is None for part in parts):
+            with nodes.inserting_before(members[0]):
+                product = add_product(graph, x, joined_for_cpu(parts))
+                split_product(nodes, product, members)
+        else:
+            for part in parts:
+                lay_out_by_column(part)
 
 
-def shared_weights(graph: GraphModule) -> set[str]:
-    """Names of weights with more than one use."""
-    nodes_of: dict[int, list[AnyNode]] = defaultdict(list)
-    for node in graph.graph.nodes:
-        if node.op == "get_attr":
-            tensor = getattr(graph, node.target)
-            nodes_of[tensor.data_ptr() or id(tensor)].append(node)  # 0 on the meta device
-    return {
-        node.target
-        for nodes in nodes_of.values()
-        if sum(len(node.users) for node in nodes) > 1
-        for node in nodes
-    }
+def dense_products(graph: GraphModule) -> list[tuple[AnyNode, Dense]]:
+    """Calls of `project` with a Dense."""
+    calls = graph.graph.find_nodes(op="call_function", target=project)
+    products = ((node, projection_of(graph, node)) for node in calls)
+    return [(node, each) for node, each in products if isinstance(each, Dense)]
 
 
-def _join_products(graph: GraphModule, x: AnyNode, members: list[AnyNode]) -> None:
+def memory_of(tensor: torch.Tensor) -> int:
+    """A number that tensors share which begin at the same place."""
+    return tensor.data_ptr() or id(tensor)  # 0 on the meta device
+
+
+def add_product(graph: GraphModule, x: AnyNode, projection: Projection) -> AnyNode:
+    """A call of `project`, where nodes are inserted."""
+    return graph.graph.call_function(project, (x, add_projection(graph, projection)))
+
+
+def split_product(nodes: Graph, product: AnyNode, members: Sequence[AnyNode]) -> None:
+    """Put parts of a joined product in the place of `members`, in their order."""
     sizes = [shape_of(node)[-1] for node in members]
-    matrix = _merge_storage(graph, [node.args[1].target for node in members])
-    name = f"joined_{members[0].args[1].target}"
-    graph.register_buffer(name, matrix)
-    with graph.graph.inserting_before(members[0]):
-        weight = graph.graph.get_attr(name)
-        product = graph.graph.call_function(_linear, (x, weight, None))
-        parts = graph.graph.call_function(_aten.split_with_sizes.default, (product, sizes, -1))
-        for index, node in enumerate(members):
-            part = graph.graph.call_function(operator.getitem, (parts, index))
-            part.meta = dict(node.meta)
-            node.replace_all_uses_with(part)
-
-
-def _merge_storage(graph: GraphModule, names: list[str]) -> torch.Tensor:
-    """Merge weights [n, k] into one matrix, of which they become views."""
-    weights: list[torch.Tensor] = [getattr(graph, name) for name in names]
-    num_outputs, num_inputs = sum(len(weight) for weight in weights), weights[0].shape[1]
-    if len(weights) == 1 and num_outputs <= num_inputs:
-        return weights[0]
-    if num_outputs > num_inputs:
-        matrix = weights[0].new_empty(num_inputs, num_outputs).t()
-    else:
-        matrix = weights[0].new_empty(num_outputs, num_inputs)
-    start = 0
-    with torch.no_grad():
-        for weight in weights:
-            part = matrix[start : start + len(weight)]
-            part.copy_(weight)
-            weight.data = part
-            start += len(part)
-    return matrix
+    parts = nodes.call_function(_aten.split_with_sizes.default, (product, sizes, -1))
+    for index, node in enumerate(members):
+        part = nodes.call_function(operator.getitem, (parts, index))
+        part.meta = dict(node.meta)
+        node.replace_all_uses_with(part)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -31,15 +32,18 @@ from slipstream_core.forward.expert_patterns import (
 )
 from slipstream_core.forward.fuse import (
     AnyNode,
+    add_product,
     as_linear,
     attend_by_its_context,
     attend_stored,
+    dense_products,
     is_call,
+    memory_of,
     only_user,
     rewrite,
     shape_of,
-    shared_weights,
     slots_of_context,
+    split_product,
     with_product,
 )
 from slipstream_core.forward.latent_patterns import LatentOps, join_latents
@@ -53,10 +57,10 @@ from slipstream_core.forward.product_patterns import (
     ProductOps,
     join_products,
 )
+from slipstream_core.forward.projection import Dense, joined, num_readers
 from slipstream_core.forward.rope_patterns import as_rotation, join_rotations
 
 _aten = torch.ops.aten
-_linear = torch.nn.functional.linear
 
 # operators that enqueue nothing
 _WITHOUT_LAUNCH = frozenset(
@@ -207,38 +211,27 @@ def _launches(graph: Graph, one_row: bool) -> list[int]:
 
 
 def _join_weights(graph: GraphModule) -> None:
-    """Join products with the same input into one; the weights become views of its matrix."""
-    nodes, shared = graph.graph, shared_weights(graph)
-    groups: dict[Any, list[AnyNode]] = defaultdict(list)
-    for node in nodes.find_nodes(op="call_function", target=_linear):
-        groups[node.args[0], node.args[2] is None].append(node)
-    for (x, has_no_bias), members in groups.items():
-        columns = [[node.args[1] for node in members]]
-        if not has_no_bias:
-            columns.append([node.args[2] for node in members])
-        if len(members) == 1 or any(each.target in shared for col in columns for each in col):
+    """Join products with the same input into one."""
+    nodes, readers = graph.graph, num_readers(graph, memory_of)
+    groups: dict[Any, list[tuple[AnyNode, Dense]]] = defaultdict(list)
+    for node, dense in dense_products(graph):
+        groups[node.args[0], dense.bias is None].append((node, dense))
+    for (x, _), group in groups.items():
+        members, parts = zip(*group, strict=True)
+        held = [each for part in parts for each in (part.weight, part.bias) if each is not None]
+        if len(members) == 1 or any(readers[memory_of(each)] > 1 for each in held):
             continue
         with nodes.inserting_before(members[0]):
-            joined: list[AnyNode] = [None, None]
-            for at, column in enumerate(columns):
-                name = f"joined_{column[0].target}"
-                graph.register_buffer(name, _joined([getattr(graph, it.target) for it in column]))
-                joined[at] = nodes.get_attr(name)
-            product = nodes.call_function(_linear, (x, *joined))
+            product = add_product(graph, x, joined(parts))
             clamps = _equal_clamps(members)
             if clamps:
                 product = nodes.call_function(clamps[0].target, (product, *clamps[0].args[1:]))
-            sizes = [shape_of(node)[-1] for node in members]
-            parts = nodes.call_function(_aten.split_with_sizes.default, (product, sizes, -1))
-            for at, node in enumerate(clamps or members):
-                part = nodes.call_function(operator.getitem, (parts, at))
-                part.meta = dict(node.meta)
-                node.replace_all_uses_with(part)
+            split_product(nodes, product, clamps or members)
         for clamp in clamps:
             nodes.erase_node(clamp)
 
 
-def _equal_clamps(products: list[AnyNode]) -> list[AnyNode]:
+def _equal_clamps(products: Sequence[AnyNode]) -> Sequence[AnyNode]:
     """The clamps of these products, if their bounds are equal and nothing else uses the products;
     else an empty list.
     """
@@ -247,24 +240,3 @@ def _equal_clamps(products: list[AnyNode]) -> list[AnyNode]:
     if not all(is_call(each, _aten.clamp_.default) for each in clamps):
         return []
     return clamps if all(each.args[1:] == first.args[1:] for each in clamps) else []
-
-
-def _joined(weights: list[torch.Tensor]) -> torch.Tensor:
-    """The weights [n, ...] below one another in one tensor, of which they become views."""
-    first, stop = weights[0], 0
-    for weight in weights:  # a module that is recorded again keeps its memory
-        if weight.is_meta or weight.data_ptr() != first.data_ptr() + stop:
-            break
-        if weight.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
-            break
-        stop += weight.nbytes
-    else:
-        num = sum(len(weight) for weight in weights)
-        return first.detach().as_strided((num, *first.shape[1:]), first.stride())
-    with torch.no_grad():
-        joined = torch.cat([weight.detach() for weight in weights])
-        start = 0
-        for weight in weights:
-            weight.data = joined[start : start + len(weight)]
-            start += len(weight)
-    return joined

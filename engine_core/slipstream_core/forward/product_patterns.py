@@ -15,16 +15,16 @@ from slipstream_core.forward.activation_patterns import ActivationOps, gates_of
 from slipstream_core.forward.fuse import (
     AnyNode,
     again,
+    as_projection,
     is_call,
     linear_parts,
     only_user,
-    replace,
     shape_of,
 )
 from slipstream_core.forward.norm_patterns import NormOps
+from slipstream_core.forward.projection import project
 
 _aten = torch.ops.aten
-_linear = torch.nn.functional.linear
 _NORM_ARGUMENTS = 6  # of `add_rms_norm`, without a scale and a norm before it
 
 
@@ -51,8 +51,7 @@ class Launches(NamedTuple):
 class _Next(NamedTuple):
     """The product behind a norm, and its gate; `result` is the last of them."""
 
-    weight: AnyNode
-    bias: AnyNode
+    projection: AnyNode
     gate: str | None
     num: int  # kernels, where a step has many rows
     result: AnyNode
@@ -70,7 +69,7 @@ def join_products(graph: GraphModule, ops: ProductOps) -> None:
         for node in nodes.find_nodes(op="call_function", target=target):
             flat = linear_parts(node)
             if flat is not None:
-                replace(nodes, node, _linear, flat)
+                as_projection(graph, node, flat)
     for node in nodes.find_nodes(op="call_function", target=ops.add_rms_norm):
         if len(node.args) > _NORM_ARGUMENTS or not _is_step(node.args[0]):
             continue
@@ -78,7 +77,7 @@ def join_products(graph: GraphModule, ops: ProductOps) -> None:
         if len(parts) == len(node.users) and 1 in parts:
             _join_product(nodes, node, parts, ops)
     nodes.eliminate_dead_code()
-    for node in nodes.find_nodes(op="call_function", target=_linear):
+    for node in nodes.find_nodes(op="call_function", target=project):
         if _is_step(node.args[0]) or len(shape_of(node.args[0])) == 2:
             node.target = ops.linear
 
@@ -89,9 +88,9 @@ def _join_product(nodes: Graph, node: AnyNode, parts: dict[int, AnyNode], ops: P
     norm = node.args[2:]
     if chosen is None and (behind is None or behind.keeps):
         return
-    behind = behind or _Next(None, None, None, 0, parts[1], False, False)
+    behind = behind or _Next(None, None, 0, parts[1], False, False)
     with nodes.inserting_before(node):
-        next_of = *(each and again(each) for each in (behind.weight, behind.bias)), behind.gate
+        next_of = behind.projection and again(behind.projection), behind.gate
         if chosen is None:
             both = nodes.call_function(ops.add_norm_linear, (*node.args, *next_of))
             both.meta["launches"] = Launches(1 + behind.num, of_one_row=1)
@@ -118,19 +117,19 @@ def _join_product(nodes: Graph, node: AnyNode, parts: dict[int, AnyNode], ops: P
 def _product_of(node: AnyNode) -> tuple[AnyNode, AnyNode] | None:
     """The product that is a sum's addend and nothing else's, and the other addend."""
     for product, residual in (node.args[:2], node.args[1::-1]):
-        if is_call(product, _linear) and only_user(product) is node and product is not residual:
+        if is_call(product, project) and only_user(product) is node and product is not residual:
             return product, residual
     return None
 
 
 def _next(normed: AnyNode, ops: ProductOps) -> _Next | None:
     product = only_user(normed)
-    keeps = not is_call(product, _linear)
+    keeps = not is_call(product, project)
     if keeps:
         product = _first_product(normed)
     if product is None:
         return None
-    x, weight, bias = product.args
+    x, projection = product.args
     forms = not _is_step(x), keeps
     gates = gates_of(ops)
     halves = only_user(product)
@@ -142,14 +141,14 @@ def _next(normed: AnyNode, ops: ProductOps) -> _Next | None:
         if is_gate and dim == -1 and len(sizes) == 2 and sizes[0] == sizes[1]:
             parts = [each.args for each in gate.args]
             if parts == [(halves, 0), (halves, 1)]:
-                return _Next(weight, bias, gates[gate.target], 2, gate, *forms)
-    return _Next(weight, bias, None, 1, product, *forms)
+                return _Next(projection, gates[gate.target], 2, gate, *forms)
+    return _Next(projection, None, 1, product, *forms)
 
 
 def _first_product(x: AnyNode) -> AnyNode:
     """The first of the products of x, or of x as [T, K]; None without one."""
     for user in x.users:
-        if is_call(user, _linear) and user.args[0] is x:
+        if is_call(user, project) and user.args[0] is x:
             return user
         if is_call(user, _aten.view.default) and shape_of(user)[1:] == shape_of(x)[-1:]:
             found = _first_product(user)

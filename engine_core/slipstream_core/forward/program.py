@@ -26,7 +26,7 @@ from torch.fx import Graph, GraphModule, Node
 from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.attention.torch_backend import Scratch
-from slipstream_core.forward.fuse import attend_by_its_context
+from slipstream_core.forward.fuse import attend_by_its_context, projection_of
 from slipstream_core.forward.operations import (
     ADD,
     ATTEND,
@@ -40,6 +40,7 @@ from slipstream_core.forward.operations import (
     OperationList,
     Part,
 )
+from slipstream_core.forward.projection import Packed, project
 from slipstream_core.kernels.cpu.kernels import Kernels
 from slipstream_core.sharding.collectives import shared_exchange
 
@@ -66,10 +67,9 @@ class _Lowering:
     def __init__(self, graph: GraphModule, kernels: Kernels) -> None:
         self._graph = graph
         self.exchange = shared_exchange()
-        self._product_target = kernels.product
         self._lowerings: dict[Any, Callable[..., _Value | list[_Value]]] = {
             kernels.rms_norm: self._norm,
-            kernels.product: self._product,
+            project: self._project,
             kernels.rotate: self._rotate,
             kernels.silu_mul: self._silu_mul,
             attend_by_its_context: self._attend,
@@ -150,14 +150,14 @@ class _Lowering:
         )
         return _Value(out, source.shape)
 
-    def _product(self, _: AnyNode, x: AnyNode, packed: AnyNode, bias: Any, n: int) -> _Value:
-        source = self._or_input(x)
-        if len(source.shape) != 1:
+    def _project(self, node: AnyNode, x: AnyNode, _: AnyNode) -> _Value:
+        source, projection = self._or_input(x), projection_of(self._graph, node)
+        if len(source.shape) != 1 or not isinstance(projection, Packed):
             raise _Unknown
-        matrix, added = self._tensor(packed), None if bias is None else self._tensor(bias)
+        panels, bias, n = projection.panels, projection.bias, projection.num_outputs
         out = self._new(n)
         self.operations.append(
-            Operation(PRODUCT, out, source.part, weight=matrix, bias=added, n=n, k=source.shape[0])
+            Operation(PRODUCT, out, source.part, weight=panels, bias=bias, n=n, k=source.shape[0])
         )
         return _Value(out, (n,))
 
@@ -260,7 +260,7 @@ class _Lowering:
     def _is_product_alone(self, node: AnyNode, product: Operation, more: _Value) -> bool:
         """True if a product can add `more` itself: its whole output is used by this sum only."""
         return (
-            node.target is self._product_target
+            node.target is project
             and len(node.users) == 1
             and self.widths[product.out.buffer] == product.n == more.shape[0]
             and more.part.buffer != product.out.buffer

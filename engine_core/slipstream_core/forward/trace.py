@@ -30,6 +30,7 @@ from slipstream_core.attention.interface import AttentionContext, AttentionParam
 from slipstream_core.forward.fuse import attend_by_context, by_number_of_tokens, join
 from slipstream_core.forward.pack import pack
 from slipstream_core.forward.program import DecodeGraph, decode_graph, trial_context
+from slipstream_core.forward.projection import Projection
 from slipstream_core.forward.recorder import record
 from slipstream_core.kernels.cpu.kernels import Kernels
 from slipstream_core.sharding.collectives import ExchangeFailed
@@ -205,7 +206,9 @@ def compile_graph(graph: torch.fx.GraphModule) -> Forward:
     graph.recompile()
     for node in graph.graph.nodes:
         if node.op == "get_attr":  # module attribute lookup is slow
-            graph.__dict__[node.target] = getattr(graph, node.target)
+            held = graph.__dict__[node.target] = getattr(graph, node.target)
+            if isinstance(held, Projection):
+                held.__dict__.update(held._parameters | held._buffers)
     forward: Forward = graph.forward
     return forward
 

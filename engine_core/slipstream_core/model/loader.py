@@ -18,8 +18,7 @@
   - Experts are merged a layer at a time.
   - Of several ranks each takes its slices from the mapping (`sharding`): those of rows are parts of
     it, those of columns copies.
-  - The runner may later change the layout of some weights, one by one (`forward/fuse.py`,
-    `forward/fuse_card.py`, `forward/pack.py`).
+  - The runner may later change the layout of some weights, one by one (`forward/projection.py`).
 """
 
 from __future__ import annotations
@@ -56,6 +55,7 @@ from slipstream_core.model.config_overrides import overridden
 from slipstream_core.model.host_memory import read_host_memory, refuse_weights, unmapped_bytes
 from slipstream_core.model.hub import Source, incomplete, local_folder, locate
 from slipstream_core.model.leftover_tensors import refuse_leftovers
+from slipstream_core.model.local_modules import UnknownStyleError, as_local_modules
 from slipstream_core.model.quantization import dequantise, refuse_misread, widen
 from slipstream_core.model.random_weights import is_random, random_config, random_module
 from slipstream_core.model.rope import carried_len, freeze_frequencies
@@ -84,7 +84,6 @@ from slipstream_core.model.unsupported import (
     ropes,
     unknown_kinds,
 )
-from slipstream_core.sharding.local_modules import UnknownStyleError, as_local_modules
 from slipstream_core.sharding.rank import Rank
 from slipstream_core.sharding.sharding_plan import ShardingPlan, plan_for
 from slipstream_core.states.continuation_check import check_continuation

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from slipstream_core.forward.projection import SlicedOutputs
 from slipstream_core.model.attention_check import SelfAttention
 from slipstream_core.sharding.collectives import least_over_ranks, share_of, slice_of
-from slipstream_core.sharding.local_modules import gathers
 from slipstream_core.sharding.rank import Rank
 
 _NUM_TOKENS = 3
@@ -26,20 +26,21 @@ def slice_head(module: Any, vocab_size: int, rank: Rank) -> bool:
     head whole, or a rank would have no column.
     """
     head = module.get_output_embeddings()
-    is_cut = gathers(head) and head.out_features == vocab_size
-    if not is_cut or (rank.size - 1) * share_of(vocab_size, rank.size) >= vocab_size:
+    if not isinstance(head, SlicedOutputs) or head.num_outputs != vocab_size:
+        return False
+    if (rank.size - 1) * share_of(vocab_size, rank.size) >= vocab_size:
         return False
     begin, end = slice_of(vocab_size, rank.index, rank.size)
     with torch.inference_mode():
         expected = _few_logits(module, vocab_size)[:, begin:end]
-        gathering = head.__dict__.pop("forward")
+        head.is_gathered = False
         try:
             same = _are_close(_few_logits(module, vocab_size), expected)
         except Exception:  # whatever does not take a slice
             same = False
     if least_over_ranks(int(same), module.device):
         return True
-    head.forward = gathering
+    head.is_gathered = True
     return False
 
 

@@ -17,6 +17,7 @@ from slipstream_core.attention.geometry import LayerGeometry
 from slipstream_core.attention.interface import CacheSlots
 from slipstream_core.forward.forward_ops import ForwardOps
 from slipstream_core.forward.fuse_card import launches_by_layer
+from slipstream_core.forward.projection import Dense, project
 from slipstream_core.forward.trace import compile_graph
 from slipstream_core.forward.trace_card import fused_graph
 from slipstream_core.model.loader import LoadedModel
@@ -120,6 +121,13 @@ def launches(plain: GraphModule, fused: GraphModule) -> tuple[int, int, int]:
     return *many, max(launches_by_layer(fused.graph, one_row=True))
 
 
+def dense(fused: GraphModule, node: Any) -> Dense:
+    """The projection that a node holds."""
+    held = getattr(fused, node.target)
+    assert isinstance(held, Dense)
+    return held
+
+
 @pytest.mark.parametrize(
     "architecture",
     [pytest.param(each, id=each.name) for each in SERVED],
@@ -173,7 +181,7 @@ def test_a_router_has_the_norm_and_leaves_it_to_the_experts() -> None:
     _, fused = graphs(meta_model(found.config()))
     chains = fused.graph.find_nodes(op="call_function", target=OPS.linear_norm_linear)
     assert {each.args[-1] for each in chains} == {True}
-    assert {tuple(each.args[8].meta["val"].shape) for each in chains} == {(8, 64)}
+    assert {tuple(dense(fused, each.args[7]).weight.shape) for each in chains} == {(8, 64)}
     sums = fused.graph.find_nodes(op="call_function", target=OPS.add_norm_linear)
     assert len(sums) == len(chains) - 1  # but for the last, before the head
     assert not fused.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
@@ -260,11 +268,14 @@ def test_products_with_the_same_input_are_joined() -> None:
     alone = fused.graph.find_nodes(op="call_function", target=OPS.linear)
     assert len(alone) == 2  # the first layer's first, and the head
     chains = fused.graph.find_nodes(op="call_function", target=OPS.linear_norm_linear)
-    *_, next_weights, _, gates, keeps = zip(*(each.args for each in chains), strict=True)
+    *_, behind, gates, keeps = zip(*(each.args for each in chains), strict=True)
     assert gates == ("silu", None) * 4
     assert not any(keeps)
-    assert [each is None for each in next_weights] == [False] * 7 + [True]
-    assert not fused.graph.find_nodes(op="call_function", target=torch.nn.functional.linear)
+    assert [each is None for each in behind] == [False] * 7 + [True]
+    outputs = [dense(fused, each).num_outputs for each in behind[:-1]]
+    gate_up, queries_keys_values = 2 * llama.options["intermediate_size"], 128
+    assert outputs == [gate_up, queries_keys_values] * 3 + [gate_up]
+    assert not fused.graph.find_nodes(op="call_function", target=project)
     assert set(launches_by_layer(fused.graph)) == {10}
     assert set(launches_by_layer(fused.graph, one_row=True)) == {7}
     sums = fused.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)

@@ -13,6 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from slipstream_core.attention.interface import AttentionParams
 from slipstream_core.forward import pack, trace
+from slipstream_core.forward.fuse import projection_of
+from slipstream_core.forward.projection import Dense, Packed, project
 from slipstream_core.kernels.cpu.kernels import kernels
 from slipstream_core.model.loader import LoadedModel, load_model
 
@@ -101,8 +103,11 @@ def test_a_head_that_is_the_embedding_is_packed_as_a_copy_of_bounded_size(
     forward: Any = trace.trace(module, KERNELS, VOCAB)  # type: ignore[arg-type]
     assert module.model.embed_tokens.weight.shape == (VOCAB, 32)
     torch.testing.assert_close(_logits(forward, 9), expected, atol=1e-4, rtol=1e-3)
-    plain = forward.__self__.graph.find_nodes(op="call_function", target=torch.nn.functional.linear)
-    assert len(plain) == (0 if limit else 1)
+    graph = forward.__self__
+    products = graph.graph.find_nodes(op="call_function", target=project)
+    *others, head = (type(projection_of(graph, each)) for each in products)
+    assert set(others) == {Packed}
+    assert head is (Packed if limit else Dense)
 
 
 def test_a_matrix_whose_product_differs_stays(

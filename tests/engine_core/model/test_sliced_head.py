@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import MethodType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from slipstream_core.forward import projection
 from slipstream_core.model import sliced_head
+from slipstream_core.model.local_modules import as_local_modules
 from slipstream_core.model.sliced_head import slice_head
-from slipstream_core.sharding import local_modules
 from slipstream_core.sharding.collectives import slice_of
-from slipstream_core.sharding.local_modules import as_local_modules
 from slipstream_core.sharding.rank import Rank
 from slipstream_core.sharding.sharding_plan import ShardingPlan
 
@@ -51,7 +51,7 @@ def model_of(
     model = Model(rank, behind)
     as_local_modules(model, ShardingPlan({"head": style}), rank)
     monkeypatch.setattr(
-        local_modules, "gather_over_ranks", lambda _, width: (model.hidden @ WHOLE.T)[..., :width]
+        projection, "gather_over_ranks", lambda _, width: (model.hidden @ WHOLE.T)[..., :width]
     )
     monkeypatch.setattr(sliced_head, "least_over_ranks", lambda number, _: number)
     return model
@@ -90,11 +90,10 @@ def test_what_needs_whole_rows_goes_on_gathering(
 
 def test_ranks_that_disagree_go_on_gathering(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(Rank(0, 2), soft_capped, monkeypatch)
-    gathering = model.head.forward
-    assert isinstance(gathering, MethodType)
     monkeypatch.setattr(sliced_head, "least_over_ranks", lambda *_: 0)
     assert not slice_head(model, VOCAB, Rank(0, 2))
-    assert model.head.forward == gathering
+    logits = model(torch.tensor([[3, 5]])).logits
+    torch.testing.assert_close(logits, soft_capped(model.hidden @ WHOLE.T))
 
 
 def test_a_head_that_is_whole_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from torch import nn
 
 from slipstream_core.attention.geometry import LayerGeometry
 from slipstream_core.load_error import ModelLoadError
+from slipstream_core.model.local_modules import UnknownStyleError, as_local_modules
 from slipstream_core.sharding import collectives
-from slipstream_core.sharding.local_modules import UnknownStyleError, as_local_modules
 from slipstream_core.sharding.rank import Rank
 from slipstream_core.sharding.sharding_plan import ShardingPlan, plan_for
 

@@ -16,6 +16,7 @@ import torch
 from slipstream_core.attention.interface import CacheSlots
 from slipstream_core.forward.expert_patterns import RouteForm
 from slipstream_core.forward.forward_ops import ForwardOps
+from slipstream_core.forward.projection import Dense
 from slipstream_core.forward.rope_patterns import NormForm, RopeForm
 from slipstream_verify.gpu_check.reference_cases import relative_error
 
@@ -115,7 +116,7 @@ class _OperatorCases:
     def linear(self) -> float:
         x, weight = self._normal(1, 1, _HIDDEN), self._normal(_HEADS * _HEAD_DIM, _HIDDEN, seed=1)
         bias = self._normal(len(weight), seed=2)
-        output = self._ops.linear(x, weight, bias)
+        output = self._ops.linear(x, Dense(weight, bias))
         return relative_error(output, _product(x, weight) + bias.cpu().double())
 
     def linear_norm_linear(self) -> float:
@@ -124,7 +125,7 @@ class _OperatorCases:
         behind = self._normal(2 * _HEAD_DIM, _HIDDEN, seed=4)
         settings = scale, _EPSILON, True, False
         total, output, kept = self._ops.linear_norm_linear(
-            x, weight, None, more, *settings, behind, None, "silu", True
+            x, Dense(weight), more, *settings, Dense(behind), "silu", True
         )
         assert kept is not None
         added = _product(x, weight) + more.cpu().double()
@@ -136,7 +137,7 @@ class _OperatorCases:
         x, more = (self._normal(1, 1, _HIDDEN, seed=at) for at in range(2))
         scale, behind = self._normal(_HIDDEN, seed=3), self._normal(2 * _HEAD_DIM, _HIDDEN, seed=4)
         settings = scale, _EPSILON, True, False
-        total, output = self._ops.add_norm_linear(x, more, *settings, behind, None, "silu")
+        total, output = self._ops.add_norm_linear(x, more, *settings, Dense(behind), "silu")
         added = (x + more).cpu().double()
         expected = self._gated(total, scale, behind)
         return max(relative_error(total, added), relative_error(output, expected))

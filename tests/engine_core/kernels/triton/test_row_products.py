@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
 
 from slipstream_core.forward import forward_ops, row_products
 from slipstream_core.forward.forward_ops import ForwardOps
+from slipstream_core.forward.projection import Dense
 from slipstream_core.forward.row_products import (
     RowNorm,
     RowSum,
@@ -192,7 +192,7 @@ def test_matrices_without_a_kernel_are_left_to_torch(
     x, more = (numbers(1, 1, each, dtype=torch.float32, seed=1) for each in (k, n))
     scale = torch.ones(n, device=DEVICE)
     total, normed, _ = ops.linear_norm_linear(
-        x, weight, None, more, scale, 1e-5, True, False, None, None, None, False
+        x, Dense(weight), more, scale, 1e-5, True, False, None, None, False
     )
     assert torch.allclose(total, torch.nn.functional.linear(x, weight) + more)
     assert torch.allclose(normed, ops.rms_norm(total, scale, 1e-5, True, False))
@@ -204,15 +204,16 @@ def test_a_row_alone_is_as_among_others(ops: ForwardOps, gate: str | None, is_la
     k, n, m = 64, 96, 128
     x, more = (numbers(1, 3, each, dtype=torch.float32, seed=2) for each in (k, n))
     weight, bias = numbers(n, k, dtype=torch.float32, seed=3), numbers(n, dtype=x.dtype, seed=4)
-    behind: Any = None if is_last else numbers(m, n, dtype=torch.float32, seed=5)
-    settings_of = (torch.ones(n, device=DEVICE), 1e-5, True, False, behind, None)
+    projection = Dense(weight, bias)
+    behind = None if is_last else Dense(numbers(m, n, dtype=torch.float32, seed=5))
+    settings_of = (torch.ones(n, device=DEVICE), 1e-5, True, False, behind)
     gate = None if is_last else gate
     keeps = not is_last
-    both = ops.linear_norm_linear(x, weight, bias, more, *settings_of, gate, keeps)
+    both = ops.linear_norm_linear(x, projection, more, *settings_of, gate, keeps)
     assert (both[2] is not None) == keeps
     for at in range(3):
         row = x[:, at : at + 1], more[:, at : at + 1]
-        alone = ops.linear_norm_linear(row[0], weight, bias, row[1], *settings_of, gate, keeps)
+        alone = ops.linear_norm_linear(row[0], projection, row[1], *settings_of, gate, keeps)
         for whole, one in zip(both[: 2 + keeps], alone[: 2 + keeps], strict=True):
             assert whole is not None
             assert one is not None
@@ -224,7 +225,7 @@ def test_a_row_that_is_added_to_alone_is_as_among_others(ops: ForwardOps, gate: 
     n, m = 96, 128
     x, more = (numbers(1, 3, n, dtype=torch.float32, seed=at) for at in (2, 3))
     weight, bias = numbers(m, n, dtype=x.dtype, seed=4), numbers(m, dtype=x.dtype, seed=5)
-    settings_of = (torch.ones(n, device=DEVICE), 1e-5, True, False, weight, bias, gate)
+    settings_of = (torch.ones(n, device=DEVICE), 1e-5, True, False, Dense(weight, bias), gate)
     both = ops.add_norm_linear(x, more, *settings_of)
     for at in range(3):
         alone = ops.add_norm_linear(x[:, at : at + 1], more[:, at : at + 1], *settings_of)

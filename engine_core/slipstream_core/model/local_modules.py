@@ -2,8 +2,8 @@
 
 Transformers keeps slices as DTensors and wraps the forward of each module that its plan names,
 which costs more host time per call than the call computes. Here the parameters become local
-tensors, and the forwards functions that end in a collective where the plan has one. What was
-loaded whole to be cut is cut.
+tensors, products projections that know how the ranks' parts come together, and other forwards
+functions that end in a collective where the plan has one. What was loaded whole to be cut is cut.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
+from slipstream_core.forward.projection import SlicedInputs, SlicedOutputs
 from slipstream_core.sharding.collectives import (
     gather_over_ranks,
     slice_of,
@@ -39,7 +39,7 @@ class UnknownStyleError(ValueError):
 
 
 def as_local_modules(model: nn.Module, plan: ShardingPlan, rank: Rank) -> None:
-    """Make the parameters local tensors, and the forwards those of `_forward`.
+    """Make the parameters local tensors, and put slices in the place of products and forwards.
 
     Raises UnknownStyleError.
     """
@@ -57,16 +57,14 @@ def as_local_modules(model: nn.Module, plan: ShardingPlan, rank: Rank) -> None:
         if style == FUSED_HEADS:
             _keep_own_heads(model.get_submodule(name.rpartition(".")[0]), module, rank)
             continue
-        forward = _forward(module, style, rank, heights)
-        if forward is not None:
+        projection = _projection(module, style, rank)
+        forward = None if projection is not None else _forward(module, style, rank, heights)
+        if projection is not None:
+            model.set_submodule(name, projection)
+        elif forward is not None:
             module.forward = MethodType(forward, module)
         if isinstance(module, nn.Embedding):
             module.padding_idx = None  # would be compared with the slice's size
-
-
-def gathers(module: Any) -> bool:
-    """True if `module` is a product whose ranks concatenate their slices."""
-    return getattr(getattr(module, "forward", None), "__func__", None) is _gathered
 
 
 def _as_local_tensors(model: nn.Module) -> dict[int, int]:
@@ -126,6 +124,22 @@ def _keep_own_heads(attention: Any, module: nn.Module, rank: Rank) -> None:
     attention.config.num_attention_heads = len(queries)
 
 
+def _projection(module: nn.Module, style: str, rank: Rank) -> nn.Module | None:
+    """A rank's part of a product, in the place of `module`; None if its form stays."""
+    if not isinstance(module, nn.Linear):
+        return None
+    match style:
+        case "rowwise":
+            return SlicedInputs(module.weight, module.bias)
+        case "rowwise_split_input" | "rowwise_rep":
+            own = slice(*slice_of(module.in_features, rank.index, rank.size))
+            return SlicedInputs(module.weight, module.bias, own)
+        case "colwise_gather_output" | "colwise_rep":
+            return SlicedOutputs(module.weight, module.bias, module.out_features)
+        case _:
+            return None
+
+
 def _forward(module: nn.Module, style: str, rank: Rank, heights: dict[int, int]) -> _Forward | None:
     """The forward of a module of this style; None for that of its class."""
     own: _Forward = type(module).forward
@@ -141,13 +155,6 @@ def _forward(module: nn.Module, style: str, rank: Rank, heights: dict[int, int])
             return None
         case _ if style == NORM_OF_HEADS:
             return None
-        case "rowwise" if isinstance(module, nn.Linear):
-            return _rowwise
-        case "rowwise_split_input" | "rowwise_rep" if isinstance(module, nn.Linear):
-            begin, end = slice_of(module.in_features, rank.index, rank.size)
-            return lambda self, x: _rowwise(self, x[..., begin:end])
-        case "colwise_gather_output" | "colwise_rep" if isinstance(module, nn.Linear):
-            return _gathered
         case "embedding_rowwise" if isinstance(module, nn.Embedding):
             begin, end = slice_of(heights[id(module)], rank.index, rank.size)
             return lambda self, ids: _embedded(self, ids, own, begin, end)
@@ -160,17 +167,6 @@ def _forward(module: nn.Module, style: str, rank: Rank, heights: dict[int, int])
             return lambda self, x: _normed(self, x, rank.size)
         case _:
             raise UnknownStyleError(f"{type(module).__name__} in the style {style!r}")
-
-
-def _rowwise(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The product of a slice of the inputs, summed."""
-    y = sum_over_ranks(linear(x, self.weight))
-    return y if self.bias is None else y + self.bias
-
-
-def _gathered(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The product with a slice of the outputs, side by side with the others'."""
-    return gather_over_ranks(linear(x, self.weight, self.bias), self.out_features)
 
 
 def _embedded(self: Any, ids: torch.Tensor, own: _Forward, begin: int, end: int) -> torch.Tensor:
