@@ -1,14 +1,17 @@
 """Schemas within a grammar that was made of a request's tools, each behind `%json`.
 
 A schema that the worker wrote carries SCHEMA_MARK: where it comes from, and whether it is strict.
-Others, of a request's own grammar, stay as they are. What the worker left out of rules that are no
-JSON stands in comments behind LEFT_OUT_MARK.
+Others, of a request's own grammar, stay as they are. One that is `bare` is a terminal: of a string
+without quotes and escapes. What the worker left out of rules that are no JSON stands in comments
+behind LEFT_OUT_MARK.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from slipstream_core.grammar.enforceable_schema import WhyNot, enforceable
 from slipstream_ipc.messages import LEFT_OUT_MARK, SCHEMA_MARK
@@ -48,7 +51,11 @@ def with_schemas(grammar: str, why_not: WhyNot) -> tuple[str, tuple[str, ...]]:
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
         left_out += [f"{where}.{each}" for each in one.left_out]
-        if one.exact is None:
+        if mark.get("bare") is True:
+            assert isinstance(one.schema, dict)
+            parts[-1] = parts[-1].removesuffix(found[0])
+            parts.append(_bare(one.schema))
+        elif one.exact is None:
             parts.append(json.dumps(one.schema))
         else:
             parts[-1] = parts[-1].removesuffix(found[0])
@@ -58,3 +65,21 @@ def with_schemas(grammar: str, why_not: WhyNot) -> tuple[str, tuple[str, ...]]:
     parts.append(grammar[at:])
     text = "\n".join(["".join(parts), *rules, ""] if rules else ["".join(parts)])
     return text, tuple(dict.fromkeys(left_out))
+
+
+def _bare(schema: Mapping[str, Any]) -> str:
+    """The strings that a schema allows, as a terminal."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    length = f"/(.|\\n){{{least},{most}}}/"
+    pattern = schema.get("pattern")
+    if pattern is None:
+        return length
+    of_pattern = f"/{_IN_SLASHES.sub(_escaped, pattern)}/"
+    return of_pattern if (least, most) == (0, "") else f"({of_pattern} & {length})"
+
+
+_IN_SLASHES = re.compile(r"\\.|/", re.DOTALL)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return "\\/" if found[0] == "/" else found[0]

@@ -94,10 +94,12 @@ from slipstream_ipc.messages.fields import (
     CancelledState,
     ErrorCode,
     FinishReason,
+    LeftOut,
     TurnChange,
     TurnChanges,
 )
 from slipstream_ipc.messages.grammar import (
+    FORMAT_MARK,
     FRAMED,
     LEFT_OUT_MARK,
     SCHEMA_MARK,
@@ -171,6 +173,7 @@ from slipstream_ipc.messages.tokenizer import (
 __all__ = [
     "ANSWERS_INSPECT",
     "CORE_HOP_VERSION",
+    "FORMAT_MARK",
     "FRAMED",
     "KEPT_ENTRY_BYTES",
     "LEFT_OUT_MARK",
@@ -243,6 +246,7 @@ __all__ = [
     "KeptAnswer",
     "KeptEntry",
     "KeptIds",
+    "LeftOut",
     "Load",
     "Locate",
     "Located",

@@ -8,8 +8,12 @@ from slipstream_ipc.messages.request import StructuredOutputs
 
 FRAMED = "@structured_output"  # in a frame: where the structured output stands
 MAX_FRAME_CHARS = 2**18
-# a key of a schema in a grammar that a worker made: {"path": where it comes from, "strict": …}
+# a key of a schema in a grammar that a worker made: {"path": where it comes from, "strict": …}, and
+# "bare": true where it is a terminal, of a string without quotes and escapes
 SCHEMA_MARK = "x-slipstream"
+# a key of a function that stands for a custom tool: the model is not shown the `pattern` of its
+# parameters, and each call is kept to it, as far as it can be, though the function is not `strict`
+FORMAT_MARK = "x-slipstream-format"
 # begins a comment in such a grammar: the path of a keyword that the grammar lacks, as JSON
 LEFT_OUT_MARK = "// x-slipstream left out: "
 

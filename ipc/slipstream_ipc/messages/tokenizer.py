@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from slipstream_ipc.messages.answer import AnswerOptions, AnswerSettings, ReasoningIds
-from slipstream_ipc.messages.fields import TurnChanges
+from slipstream_ipc.messages.fields import LeftOut, TurnChanges
 from slipstream_ipc.messages.request import ChatMessage, TemplateOptions
 from slipstream_ipc.messages.shared import Fault
 
@@ -53,6 +53,8 @@ class Rendered(Struct, array_like=True, frozen=True, tag=0):
     reasoning: ReasoningIds | None = None  # None also where it is not followed by ids
     frame: str = ""  # as in Admit
     changed_turns: TurnChanges = ()  # as in Admit
+    formats: LeftOut = ()  # paths of custom tools' formats, which only `call_grammar` can enforce
+    is_for_formats: bool = False  # nothing else asks for `call_grammar`
 
 
 class TokenizerReady(Struct, array_like=True, frozen=True, tag=1):

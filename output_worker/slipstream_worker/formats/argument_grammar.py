@@ -4,8 +4,8 @@ parameters, or keys and values in brackets.
 - What a grammar allows, the reader of the same element reads as arguments that fit the schema.
 - A parameter comes once, in the schema's order. Other parameters than a schema's are allowed where
   it has none and forbids none.
-- What cannot be kept (a pattern of a string without quotes) is left out and named in a comment,
-  from which the core learns of it; except of a function that is `strict`: that is refused.
+- What cannot be kept (a pattern of a part of a string without quotes) is left out and named in a
+  comment, from which the core learns of it; except of a function that is `strict`: that is refused.
 """
 
 from __future__ import annotations
@@ -174,24 +174,33 @@ class ArgumentGrammar:
         most: int = -1,
         before: str = "",
         avoided: str = "",
+        bare: str = "",
     ) -> str:
         """Any text, of `least` to `most` characters, then `before` and the literal.
 
         Text never has a token within; where the literal is read as text, it ends at the first place
-        where that stands. avoided: what the literal has once, and the text has nowhere.
+        where that stands. avoided: what the literal has once, and the text has nowhere. bare: a
+        terminal of the text, in place of any.
         """
-        text = f"{ANY_CHAR}{_count(least, most)}{pattern_of(before)}"
+
+        def text(behind: str) -> str:
+            if not bare:
+                return f"/{ANY_CHAR}{_count(least, most)}{behind}/"
+            return f"({bare} /{behind}/)" if behind else bare
+
         if self.is_token(part):
-            return f"{self.rule('TEXT', f'/{text}/')} {self.literal(part)}"
+            return f"{self.rule('TEXT', text(pattern_of(before)))} {self.literal(part)}"
         end = pattern_of(part.literal)
         if self.first_token(part) is not None:
             unlike = f"~/{ANY_CHAR}*{pattern_of(avoided) or end}{ANY_CHAR}*/"
-            return f"{self.rule('TEXT', f'/{text}/ & {unlike}')} {self.literal(part)}"
+            terminal = self.rule("TEXT", f"{text(pattern_of(before))} & {unlike}")
+            return f"{terminal} {self.literal(part)}"
+        whole = text(pattern_of(before) + end)
         if avoided:
             twice = f"{pattern_of(avoided)}{ANY_CHAR}*".join([f"{ANY_CHAR}*", "", ""])
-            return self.rule("TEXT", f"/{text}{end}/ & ~/{twice}/")
+            return self.rule("TEXT", f"{whole} & ~/{twice}/")
         # greedy would pass the tag, lazy could not be bounded in length (decision 019)
-        return self.rule("TEXT", f"/{text}{end}/ & ~/{ANY_CHAR}*{end}{ANY_CHAR}+/")
+        return self.rule("TEXT", f"{whole} & ~/{ANY_CHAR}*{end}{ANY_CHAR}+/")
 
     def check_texts(self, function: Schema, schema: object) -> None:
         """Refuse a schema whose texts have delimiters in them: they would be tokens."""
@@ -243,6 +252,12 @@ def json_rule(schema: Schema, *, is_strict: bool, path: str = "") -> str:
     return f"%json {json.dumps(whole)}"
 
 
+def _bare_terminal(schema: Schema, *, is_strict: bool, path: str) -> str:
+    """A string of a schema, without quotes and escapes, as the core writes it."""
+    mark = {"path": path, "strict": is_strict, "bare": True}
+    return f"%json {json.dumps({**schema, SCHEMA_MARK: mark})}"
+
+
 def path_of(function: Schema) -> str:
     """The path of a function's parameters, for the names of what is left out."""
     return f"tools.{function['name'][:64]}.parameters"
@@ -270,6 +285,25 @@ def _strings(part: object) -> Iterator[str]:
     elif isinstance(part, list):
         for value in part:
             yield from _strings(value)
+
+
+class _StringForm(NamedTuple):
+    """The form of a string: least and most characters, see `_count`, and a pattern of it whole.
+
+    path: of the schema that has the pattern.
+    """
+
+    least: int = 0
+    most: int = -1
+    pattern: str = ""
+    path: str = ""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"type": "string"}
+        found |= {"minLength": self.least} if self.least else {}
+        found |= {"maxLength": self.most} if self.most >= 0 else {}
+        return found | ({"pattern": self.pattern} if self.pattern else {})
 
 
 class _Parameters:
@@ -316,12 +350,34 @@ class _Parameters:
         """Name a keyword of a schema that is not kept. Raises BadRequest where it is `strict`."""
         if self.is_strict:
             raise self.refusal(what)
+        self.grammar.leave_out(shown_path((*self._steps(schema), word)))
+
+    def _steps(self, schema: Schema) -> tuple[str, ...]:
+        """The path of a schema."""
         if self._document is None:
             self._document = SchemaDocument(self.root)
         _, schema = self._parts.get(id(schema), (schema, schema))
         place = self._document.places.get(id(schema))
-        steps = () if place is None else place.path
-        self.grammar.leave_out(shown_path((self.path, *steps, word)))
+        return (self.path, *(() if place is None else place.path))
+
+    def string(self, schema: Schema) -> _StringForm:
+        """The form of a string that is not within JSON. Names what is not kept of it, or refuses
+        it.
+        """
+        given = schema.get("pattern")
+        is_kept = isinstance(given, str) and _is_of_whole_text(given)
+        self.check(schema, "type", "minLength", "maxLength", *(("pattern",) if is_kept else ()))
+        least, most = self.length(schema, "minLength", "maxLength")
+        if not is_kept:
+            return _StringForm(least, most)
+        return _StringForm(least, most, str(given), shown_path(self._steps(schema)))
+
+    def bare(self, form: _StringForm) -> str:
+        """A terminal of a string without quotes; empty where it has no pattern."""
+        if not form.pattern:
+            return ""
+        terminal = _bare_terminal(form.schema, is_strict=self.is_strict, path=form.path)
+        return self.grammar.rule("BARE", terminal)
 
     def of_type(self, schema: Schema, kind: str) -> Schema:
         """A schema of several types, for the values of one: without the keywords of others."""
@@ -444,9 +500,7 @@ class _TaggedArguments:
         if constants is not None:
             return self._constants(constants, types)
         if types == ("string",):
-            self._parameters.check(schema, "type", "minLength", "maxLength")
-            least, most = self._parameters.length(schema, "minLength", "maxLength")
-            return [(True, self._raw(least, most))]
+            return [(True, self._raw(self._parameters.string(schema)))]
         if not types or "string" in types:
             return self._raw_or_json(schema, types)
         return [(False, self._json(name, given, types))]
@@ -455,20 +509,22 @@ class _TaggedArguments:
         """A value that may be a string: text is one unless it is JSON of another of its types."""
         if not types or not set(types) <= {"string", "null", "boolean"}:
             self._parameters.check(schema)
-            return [(None, self._raw(0, -1))]
+            return [(None, self._raw(_StringForm()))]
         branches = schema.get("anyOf")
         for each in branches if isinstance(branches, list) else ():
             self._parameters.check(self._parameters.resolved(each), "type")
         self._parameters.check(schema, "type", "anyOf")
         others = [each for each in types if each != "string"]
-        return [(True, self._raw(0, -1)), (False, self._closed(f"({self._words(others)})"))]
+        return [(True, self._raw(_StringForm())), (False, self._closed(f"({self._words(others)})"))]
 
-    def _raw(self, least: int, most: int) -> str:
+    def _raw(self, form: _StringForm) -> str:
         """A string without quotes."""
-        closing = self._element.closing
+        closing, bare = self._element.closing, self._parameters.bare(form)
         if not self._element.trims_newline:
-            return self._grammar.text_up_to(closing, least, most, avoided=self._avoided)
-        text = self._grammar.text_up_to(closing, least, most, before="\n")
+            return self._grammar.text_up_to(
+                closing, form.least, form.most, avoided=self._avoided, bare=bare
+            )
+        text = self._grammar.text_up_to(closing, form.least, form.most, before="\n", bare=bare)
         return f'"\\n" {text}'
 
     def _json(self, name: str, schema: Any, types: Sequence[str]) -> str:
@@ -591,7 +647,8 @@ class _Values:
             value = (
                 self._value(extra, depth + 1) if isinstance(extra, Mapping) else self._anything()
             )
-            key = _KEY if is_top or self._delimiter is not None else self._string(0, -1)
+            is_bare = is_top or self._delimiter is not None
+            key = _KEY if is_bare else self._string(_StringForm())
             one = f'{key} "{separator}" " "? {value}'
             return f"({one} ({_COMMA} {one})*)?"
         if self._delimiter is not None:  # as its template writes them
@@ -662,8 +719,11 @@ class _Values:
             kind = next((name for word, name in words.items() if word in schema), None)
         match kind:
             case "string":
-                check(schema, "type", "minLength", "maxLength")
-                return self._string(*self._parameters.length(schema, "minLength", "maxLength"))
+                if self._avoided:
+                    check(schema, "type", "minLength", "maxLength")
+                    form = _StringForm(*self._parameters.length(schema, "minLength", "maxLength"))
+                    return self._string(form)
+                return self._string(self._parameters.string(schema))
             case "integer" | "number":
                 check(schema, "type", *_NUMBER_KEYWORDS)
                 words = {
@@ -697,18 +757,18 @@ class _Values:
             inner = f"{one} ({_COMMA} {one}){count}"
         return f'"[" {inner} "]"' if least else f'"[" ({inner})? "]"'
 
-    def _string(self, least: int, most: int) -> str:
+    def _string(self, form: _StringForm) -> str:
         if self._delimiter is not None:
-            return f"{self._quote} {self._grammar.text_up_to(self._delimiter, least, most)}"
+            bare = self._parameters.bare(form)
+            text = self._grammar.text_up_to(self._delimiter, form.least, form.most, bare=bare)
+            return f"{self._quote} {text}"
         if self._avoided:
             unlike = f"~/{ANY_CHAR}*{pattern_of(self._avoided)}{ANY_CHAR}*/"
-            body = f'/"{_JSON_CHAR}{_count(least, most)}"/ & {unlike}'
+            body = f'/"{_JSON_CHAR}{_count(form.least, form.most)}"/ & {unlike}'
             return self._grammar.rule("STRING", body)
-        words: dict[str, Any] = {"type": "string"}
-        words |= {"minLength": least} if least else {}
-        words |= {"maxLength": most} if most >= 0 else {}
-        quoted = self._grammar.rule("string", json_rule(words, is_strict=True))
-        if (least, most) != (0, -1):
+        rule = json_rule(form.schema, is_strict=self._parameters.is_strict, path=form.path)
+        quoted = self._grammar.rule("string", rule)
+        if form.schema.keys() != {"type"}:
             return quoted
         return f"({quoted} | {self._grammar.rule('QUOTED', _SINGLE_QUOTED)})"
 
@@ -764,10 +824,10 @@ class _Values:
             number_rule = self._grammar.rule(
                 "number", json_rule({"type": "number"}, is_strict=True)
             )
-            key = self._string(0, -1) if self._delimiter is None else _KEY
+            key = self._string(_StringForm()) if self._delimiter is None else _KEY
             member = f'{key} ":" " "? {name}'
             branches = [
-                self._string(0, -1),
+                self._string(_StringForm()),
                 number_rule,
                 *self._words.values(),
                 f'"[" ({name} ({_COMMA} {name})*)? "]"',
@@ -785,6 +845,33 @@ class _Values:
 _UNICODE = r"u([0-9abcefABCEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2})"  # no half of a pair
 _JSON_CHAR = r"""([^"\\\x00-\x1f\x7f]|\\(["\\\/bfnrt]|""" + _UNICODE + "))"
 _SINGLE_QUOTED = r"""/'([^'\\\n\x00-\x1f]|\\[nrt'"\\])*'/"""
+
+
+_VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")
+
+
+def _is_of_whole_text(pattern: str) -> bool:
+    """True if a pattern is anchored at both ends, in a form that stands within slashes, too."""
+    if pattern[:1] != "^" or pattern[-1:] != "$" or "\n" in pattern or _VERBOSE.search(pattern):
+        return False
+    depth = num_classes = at = 0
+    inner = pattern[1:-1]
+    while at < len(inner):
+        char = inner[at]
+        at += 1
+        if char == "\\":
+            at += 1
+        elif char == "[":
+            num_classes += 1
+            at += inner.startswith("^", at)
+            at += inner.startswith("]", at)  # a character, where it is the first
+        elif num_classes:
+            num_classes -= char == "]"
+        elif char == "|" and not depth:
+            return False
+        else:
+            depth += (char == "(") - (char == ")")
+    return at == len(inner)  # and the last sign is no escaped one
 
 
 def _count(least: int, most: int) -> str:

@@ -13,7 +13,7 @@ reads as whole calls. Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slipstream_ipc.errors import BadRequest, Summary
@@ -40,19 +40,22 @@ from slipstream_ipc.formats.answer_format import (
     TaggedParameters,
     has_nested_elements,
 )
-from slipstream_ipc.messages import FRAMED, StructuredForm
+from slipstream_ipc.messages import FORMAT_MARK, FRAMED, LEFT_OUT_MARK, StructuredForm
 from slipstream_ipc.messages.answer import FUNCTION_CHOICE
+from slipstream_ipc.validation.json_schema import shown_path
 from slipstream_ipc.validation.structured_output import MAX_SCHEMA_BYTES
 from slipstream_worker.formats.argument_grammar import (
     ANY_CHAR,
     ArgumentGrammar,
     literal_text,
+    path_of,
     pattern_of,
 )
 from slipstream_worker.formats.channel_grammar import NoTokens, channel_grammar
 from slipstream_worker.formats.reasoning_ids import Spellings, call_beginnings, first_delimiter
 
 _MAX_FUNCTIONS = 512  # a row of the grammar has an item for each, and the core bounds these
+_Functions = Sequence[Mapping[str, Any]]
 _BEHIND_REASONING = '"\\n"? "\\n"? '
 _CALL_ID = "/[a-zA-Z0-9]{9}/"
 _INDEX = "/[0-9]{1,4}/"
@@ -96,9 +99,10 @@ def call_grammar(
     if not functions:
         raise BadRequest("tool_choice", Summary(shown_choice(choice)), "a function of the tools")
     _check_number(functions, "any call is required")
-    try:
+
+    def written(functions: _Functions) -> str:
         if found.channels is not None:
-            grammar = channel_grammar(
+            return channel_grammar(
                 found.channels,
                 token_ids,
                 functions,
@@ -106,11 +110,13 @@ def call_grammar(
                 is_header=opened.is_header,
                 is_reasoning=opened.is_reasoning,
             )
-        else:
-            assert found.calls is not None
-            grammar = _Grammar(found.calls, token_ids, functions, is_parallel).text(
-                found.reasoning, opened, is_followed=is_followed
-            )
+        assert found.calls is not None
+        return _Grammar(found.calls, token_ids, functions, is_parallel).text(
+            found.reasoning, opened, is_followed=is_followed
+        )
+
+    try:
+        grammar = _with_formats(functions, written)
     except _NotForceable as error:
         raise refusal(choice, f"{error} (format {found.name!r})") from None
     except NoTokens:
@@ -129,8 +135,8 @@ def free_call_grammar(
     opened: Opened = Opened(),  # noqa: B008 - immutable
 ) -> tuple[str, tuple[Delimiter, ...]]:
     """The grammar of one section of calls of an answer that need have none, and the delimiters of
-    which one begins it. Functions that are `strict` have the arguments of their schemas, others
-    any.
+    which one begins it. Functions that are `strict` have the arguments of their schemas, those of
+    custom tools their formats, others any.
 
     Where calls begin with text, or answers are messages in channels, there are none of these, and
     the grammar is of the whole answer. It is empty where there is none. Raises BadRequest for a
@@ -140,15 +146,20 @@ def free_call_grammar(
         return "", ()
     functions = [tool["function"] for tool in tools]
     is_strict = any(each.get("strict") is True for each in functions)
-    if found.channels is not None and not is_strict:
+    has_formats = any(map(has_format, functions))
+    if found.channels is not None and not (is_strict or has_formats):
         return "", ()  # there is one call at most in any case
-    functions = _loosened(functions, found)
-    try:
-        _check_number(functions, "one is strict")
-        triggers: tuple[Delimiter, ...] = ()
+    is_for_formats = has_formats and not is_strict and (is_parallel or found.channels is not None)
+    triggers: tuple[Delimiter, ...] = ()
+
+    def written(functions: _Functions) -> str:
+        nonlocal triggers
+        if is_for_formats and not any(map(has_format, functions)):
+            return ""
+        functions = _loosened(functions, found)
         token_ids = spellings.token_ids
         if found.channels is not None:
-            grammar = channel_grammar(
+            return channel_grammar(
                 found.channels,
                 token_ids,
                 functions,
@@ -156,10 +167,14 @@ def free_call_grammar(
                 is_header=opened.is_header,
                 is_reasoning=opened.is_reasoning,
             )
-        else:
-            assert found.calls is not None
-            writer = _Grammar(found.calls, token_ids, functions, is_parallel)
-            grammar, triggers = _free_sections(found.calls, spellings, writer, opened)
+        assert found.calls is not None
+        writer = _Grammar(found.calls, token_ids, functions, is_parallel)
+        grammar, triggers = _free_sections(found.calls, spellings, writer, opened)
+        return grammar
+
+    try:
+        _check_number(functions, "one is strict")
+        grammar = _with_formats(functions, written)
         _check_size(grammar, "one is strict")
     except (_NotForceable, NoTokens):
         return "", ()
@@ -179,18 +194,22 @@ def structured_frame(
     """The grammar of an answer in channels that ends with a call, or with structured output, which
     is FRAMED in it. Empty where the vocabulary lacks the format's tokens. Raises BadRequest.
     """
-    functions = _loosened([tool["function"] for tool in tools], channels)
+    functions = [tool["function"] for tool in tools]
     _check_number(functions, "there is structured output")
-    try:
-        grammar = channel_grammar(
+
+    def written(functions: _Functions) -> str:
+        return channel_grammar(
             channels,
             token_ids,
-            functions,
+            _loosened(functions, channels),
             is_forced=False,
             is_header=opened.is_header,
             is_reasoning=opened.is_reasoning,
             final_text=FRAMED,
         )
+
+    try:
+        grammar = _with_formats(functions, written)
     except NoTokens:
         return ""
     _check_size(grammar, "there is structured output")
@@ -221,10 +240,11 @@ def frame_beside_calls(
     functions = [tool["function"] for tool in tools]
     is_strict = any(each.get("strict") is True for each in functions)
     where = "there is structured output"
-    try:
-        _check_number(functions, where)
-        loosened = _loosened(functions, found)
-        grammar = _Grammar(found.calls, token_ids, loosened, is_parallel).text(
+    calls = found.calls
+
+    def written(functions: _Functions) -> str:
+        writer = _Grammar(calls, token_ids, _loosened(functions, found), is_parallel)
+        return writer.text(
             found.reasoning,
             opened,
             is_followed=is_followed,
@@ -232,6 +252,10 @@ def frame_beside_calls(
             takes_blanks=form == "json",
             only_tokens=form == "grammar",
         )
+
+    try:
+        _check_number(functions, where)
+        grammar = _with_formats(functions, written)
         _check_size(grammar, where)
     except _NotForceable:
         return ""
@@ -263,16 +287,65 @@ def _content(found: AnswerFormat, token_ids: Mapping[str, int]) -> str:
     return f"{tags} {FRAMED} {tags}"
 
 
-def _loosened(
-    functions: Sequence[Mapping[str, Any]], found: AnswerFormat | ChannelFormat
-) -> list[Mapping[str, Any]]:
-    """The functions; those that are not `strict` have any arguments, except as nested elements, of
-    which the grammar has only those that a schema names.
+def has_format(function: Mapping[str, Any]) -> bool:
+    """True if a function stands for a custom tool whose input has a format."""
+    return function.get(FORMAT_MARK) is True
+
+
+def format_paths(function: Mapping[str, Any]) -> list[str]:
+    """The paths of the patterns of a function's parameters."""
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return [
+        shown_path((path_of(function), "properties", name, "pattern"))
+        for name, each in (properties.items() if isinstance(properties, Mapping) else ())
+        if isinstance(each, Mapping) and "pattern" in each
+    ]
+
+
+def without_format(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The function as the model is shown it: that of a custom tool without its mark and patterns,
+    as it is described in words.
+    """
+    if not has_format(function):
+        return function
+    found = {key: value for key, value in function.items() if key != FORMAT_MARK}
+    if format_paths(function):
+        parameters = function["parameters"]
+        properties = {
+            name: {key: value for key, value in each.items() if key != "pattern"}
+            if isinstance(each, Mapping)
+            else each
+            for name, each in parameters["properties"].items()
+        }
+        found["parameters"] = {**parameters, "properties": properties}
+    return found
+
+
+def _with_formats(functions: _Functions, written: Callable[[_Functions], str]) -> str:
+    """The grammar that `written` makes of the functions; where it cannot with the formats of custom
+    tools, without them, which are named then. Raises as `written`.
+    """
+    try:
+        return written(functions)
+    except (BadRequest, NoTokens, _NotForceable):
+        if not any(map(has_format, functions)):
+            raise
+    grammar = written(list(map(without_format, functions)))
+    names = [path for each in functions if has_format(each) for path in format_paths(each)]
+    return grammar and "\n".join((grammar, *(f"{LEFT_OUT_MARK}{json.dumps(n)}" for n in names), ""))
+
+
+def _loosened(functions: _Functions, found: AnswerFormat | ChannelFormat) -> _Functions:
+    """The functions; those that neither are `strict` nor have a format have any arguments, except
+    as nested elements, of which the grammar has only those that a schema names.
     """
     if has_nested_elements(found):
-        return list(functions)
+        return functions
     return [
-        each if each.get("strict") is True else {**each, "parameters": {"type": "object"}}
+        each
+        if each.get("strict") is True or has_format(each)
+        else {**each, "parameters": {"type": "object"}}
         for each in functions
     ]
 
@@ -381,30 +454,37 @@ class _Grammar:
         """The grammar of text with calls in it. Raises as `text`."""
         at_start = [each for each in sections if each.at_start]
         anywhere = [each for each in sections if not each.at_start]
-        kept = []
+        nowhere = {}  # by the text that begins a section: it stands nowhere
         for begin in [each.elements[0] for each in anywhere]:
             if not isinstance(begin, Delimiter | LiteralText):
                 raise _NotForceable("calls that begin with no text")
             if not self._arguments.is_token(begin):
-                kept.append(f"~/{ANY_CHAR}*{pattern_of(begin.literal)}{ANY_CHAR}*/")
+                literal = begin.literal
+                nowhere[literal] = f"~/{ANY_CHAR}*{pattern_of(literal)}{ANY_CHAR}*/"
         starts = pattern_of("".join(dict.fromkeys(map(_first_char, at_start))))
         not_first = [f"~/[ \\t\\r\\n]*[{starts}]{ANY_CHAR}*/"] if starts else []
-        text = self._rule("TEXT", " & ".join((f"/{ANY_CHAR}*/", *kept, *not_first)))
+        body = " & ".join((f"/{ANY_CHAR}*/", *nowhere.values(), *not_first))
+        text = self._rule("TEXT", body)
         branches = [self._rule("section", self._sequence(each.elements)) for each in at_start]
-        found = [self._call_behind_text(section, text, not_first) for section in anywhere]
+        found = [self._call_behind_text(each, text, nowhere, not_first) for each in anywhere]
         count = "*" if self._is_parallel else "?"
         branches.append(f"({' | '.join(found)}){count} {text}" if found else text)
         return "\n".join((f"start: {' | '.join(branches)}", *self._rules, ""))
 
-    def _call_behind_text(self, section: CallSection, text: str, not_first: Sequence[str]) -> str:
-        """Text, and a section behind it; one that begins with text ends the text there."""
+    def _call_behind_text(
+        self, section: CallSection, text: str, nowhere: Mapping[str, str], not_first: Sequence[str]
+    ) -> str:
+        """Text, and a section behind it; one that begins with text ends the text there, as do
+        others: the library takes the longest terminal.
+        """
         begin = section.elements[0]
         assert isinstance(begin, Delimiter | LiteralText)
         if self._arguments.first_token(begin) is not None:
             return self._rule("section", f"{text}? {self._sequence(section.elements)}")
         literal = pattern_of(begin.literal)
         once = f"~/{ANY_CHAR}*{literal}{ANY_CHAR}+/"
-        body = " & ".join((f"/{ANY_CHAR}*{literal}/", once, *not_first))
+        others = [unlike for each, unlike in nowhere.items() if each != begin.literal]
+        body = " & ".join((f"/{ANY_CHAR}*{literal}/", once, *others, *not_first))
         before = self._rule("TEXT", body)
         return self._rule("section", f"{before} {self._sequence(section.elements[1:])}")
 

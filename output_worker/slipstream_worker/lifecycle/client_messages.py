@@ -329,6 +329,8 @@ class ClientMessages:
                 reasoning=rendered.reasoning,
                 frame=rendered.frame,
                 changed_turns=rendered.changed_turns,
+                formats=rendered.formats,
+                is_for_formats=rendered.is_for_formats,
             )
         except BadRequest as error:
             self._lifecycle.reject(stream, error.fault)

@@ -19,6 +19,7 @@ from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
     Admit,
     AnswerSettings,
+    LeftOut,
     ModelCard,
     ReasoningIds,
     RequestSpec,
@@ -201,13 +202,16 @@ def register(
     reasoning: ReasoningIds | None = None,
     frame: str = "",
     changed_turns: TurnChanges = (),
+    formats: LeftOut = (),
+    is_for_formats: bool = False,
 ) -> Admit:
     """The registration of an answer whose prompt is tokenised. Raises BadRequest if it cannot run.
 
     answer: how it is read as events; None: it is text alone. call_grammar: of an answer that has to
     be calls, or of calls alone; the core is given it as a grammar of the request's own. reasoning:
     how the core can follow reasoning and calls, where there is something that depends on it. frame:
-    what structured output stands in. changed_turns: what was done to the chat.
+    what structured output stands in. changed_turns: what was done to the chat. formats: paths of
+    formats that only call_grammar can enforce; is_for_formats: nothing else asks for it.
 
     `spec` and `fingerprint` come from its Submission. Without a given seed, the seed follows from
     the stream's id.
@@ -224,13 +228,16 @@ def register(
             _check_budget(with_budget, reasoning, stop_token_ids, bad_words)
             params = with_budget
     if call_grammar and not is_forced and not is_free:  # it is of the whole answer
-        if params.structured_outputs is not None or not stop_token_ids:
+        has_least = params.min_tokens > 0
+        is_other = params.structured_outputs is not None or not stop_token_ids
+        if is_other or (has_least and is_for_formats):
             call_grammar = ""
-        elif params.min_tokens > 0:
+        elif has_least:
             allowed = "0 where a function is strict, or there is one call at most"
             raise BadRequest("min_tokens", params.min_tokens, allowed)
     if reasoning is not None and is_free and not stop_token_ids:
         reasoning = _without_triggers(reasoning)  # it goes on without an end
+        call_grammar = ""
     elif call_grammar:
         params = structs.replace(params, structured_outputs=StructuredOutputs(grammar=call_grammar))
     if params.thinking_token_budget == -1:
@@ -281,6 +288,7 @@ def register(
         moves=submit.moves,
         changed_turns=changed_turns,
         strikes=submit.strikes,
+        left_out=() if call_grammar else formats,
     )
 
 

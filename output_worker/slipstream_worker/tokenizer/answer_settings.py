@@ -26,6 +26,7 @@ from slipstream_worker.formats.call_grammar import (
     call_grammar,
     frame_beside_calls,
     free_call_grammar,
+    has_format,
     refusal,
     structured_frame,
     tagged_frame,
@@ -122,8 +123,9 @@ class ReadFormat(NamedTuple):
         empty where nothing asks for one, or the core cannot follow it. Raises BadRequest.
         """
         options = settings.options
-        is_strict = any(each["function"].get("strict") is True for each in tools)
-        if options.tool_choice != "auto" or not (is_strict or not options.parallel_tool_calls):
+        is_asked = asks_for_grammar(options, tools)
+        has_formats = any(has_format(each["function"]) for each in tools)
+        if options.tool_choice != "auto" or not (is_asked or has_formats):
             return "", reasoning
         found = self._opened(settings, opened)
         if found is None or (reasoning is None and self.format.reasoning is not None):
@@ -200,6 +202,14 @@ class ReadFormat(NamedTuple):
         """The place of the answer at which the prompt ends; None: within a call."""
         types = decode_tool_types(settings.tools)
         return self.compiled.reader(types, settings.options, settings.start).place
+
+
+def asks_for_grammar(options: AnswerOptions, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """True if calls of an answer that need have none must have a grammar; if none asks for one, it
+    is for formats of custom tools at most.
+    """
+    is_strict = any(each["function"].get("strict") is True for each in tools)
+    return is_strict or not options.parallel_tool_calls
 
 
 def _without_calls(reasoning: ReasoningIds | None) -> ReasoningIds | None:

@@ -16,10 +16,12 @@ from msgspec.structs import replace
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest, Summary, TooManyTokens, brief
 from slipstream_ipc.messages import (
+    MAX_LEFT_OUT,
     AnswerOptions,
     AnswerSettings,
     ChatMessage,
     Fault,
+    LeftOut,
     ReasoningIds,
     Render,
     Rendered,
@@ -27,8 +29,13 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.validation.chat_template import read_template
 from slipstream_worker.detokenizer.panics import is_panic
-from slipstream_worker.formats.call_grammar import refusal
-from slipstream_worker.tokenizer.answer_settings import ReadFormat
+from slipstream_worker.formats.call_grammar import (
+    format_paths,
+    has_format,
+    refusal,
+    without_format,
+)
+from slipstream_worker.tokenizer.answer_settings import ReadFormat, asks_for_grammar
 from slipstream_worker.tokenizer.bad_words import bad_word_ids
 from slipstream_worker.tokenizer.long_prompts import tokens_if_too_long
 from slipstream_worker.tokenizer.open_turn import ChatTexts, open_turn
@@ -98,15 +105,21 @@ def render(tokenizer: Any, request: Render, traits: ChatTraits = _PLAIN) -> Rend
         reasoning=prompt.reasoning,
         frame=prompt.frame,
         changed_turns=prompt.changed_turns,
+        formats=prompt.formats,
+        is_for_formats=prompt.is_for_formats,
     )
 
 
 class _Chat(NamedTuple):
-    """The chat of a request, as its template is given it."""
+    """The chat of a request, as its template is given it.
+
+    tools: as the request has them; shown_tools: as the template is given them.
+    """
 
     tokenizer: Any
     turns: Sequence[Mapping[str, Any]]
     tools: list[dict[str, Any]] | None
+    shown_tools: list[dict[str, Any]] | None
     kwargs: Mapping[str, Any]
 
     def text(
@@ -115,7 +128,7 @@ class _Chat(NamedTuple):
         """The chat up to the turn `end`. Raises whatever the template raises."""
         text: str = self.tokenizer.apply_chat_template(
             self.turns[:end],
-            tools=self.tools,
+            tools=self.shown_tools,
             tokenize=False,
             add_generation_prompt=is_prompted,
             continue_final_message=is_continued,
@@ -133,6 +146,8 @@ class _Prompt(NamedTuple):
     reasoning: ReasoningIds | None = None
     frame: str = ""
     changed_turns: TurnChanges = ()
+    formats: LeftOut = ()
+    is_for_formats: bool = False
 
 
 def _prompt(tokenizer: Any, request: Render, traits: ChatTraits) -> _Prompt:
@@ -157,9 +172,12 @@ def _fitted_chat(tokenizer: Any, request: Render, traits: ChatTraits) -> tuple[_
     kwargs = {**traits.template_kwargs, **own}
     if request.answer is not None and request.answer.tool_choice == "none":
         tools = None
+    shown = None
+    if tools is not None:
+        shown = [{**each, "function": without_format(each["function"])} for each in tools]
 
     def chat_of(messages: Sequence[ChatMessage]) -> _Chat:
-        return _Chat(tokenizer, traits.dialect.turns(messages), tools, kwargs)
+        return _Chat(tokenizer, traits.dialect.turns(messages), tools, shown, kwargs)
 
     fitted = fit(
         request.messages,
@@ -204,7 +222,7 @@ def _read_answer(
     if found is None:
         if forces_calls:
             raise refusal(options.tool_choice, "answers of this model, whose format is not known")
-        return prompt
+        return prompt._replace(formats=_formats(chat.tools))
     opened = _opened(chat, fitted, request, found.literals)
     settings = found.settings(options, chat.tools, opened)
     reasoning, grammar, frame = found.reasoning_ids(settings, opened), "", ""
@@ -218,11 +236,20 @@ def _read_answer(
         )
     elif chat.tools:
         grammar, reasoning = found.free_calls(settings, chat.tools, opened, reasoning)
+        is_for_formats = not asks_for_grammar(options, chat.tools)
+        prompt = prompt._replace(formats=_formats(chat.tools), is_for_formats=is_for_formats)
     if found.format.channels is not None and reasoning is not None:
         # a grammar's, not only what is behind
         is_whole = bool(grammar) or request.structured is not None
         reasoning = replace(reasoning, in_grammar=is_whole)
     return prompt._replace(answer=settings, call_grammar=grammar, reasoning=reasoning, frame=frame)
+
+
+def _formats(tools: Sequence[Mapping[str, Any]] | None) -> LeftOut:
+    """The paths of the formats of custom tools."""
+    functions = [each["function"] for each in tools or ()]
+    paths = [path for each in functions if has_format(each) for path in format_paths(each)]
+    return tuple(paths[:MAX_LEFT_OUT])
 
 
 def _opened(chat: _Chat, fitted: FittedChat, request: Render, literals: Sequence[str]) -> str:

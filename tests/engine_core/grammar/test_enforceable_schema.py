@@ -240,3 +240,31 @@ def test_schemas_in_a_made_grammar_are_enforced_and_named_by_their_path() -> Non
         VOCABULARY.text_of(StructuredOutputs(grammar=strict))
     own = 'start: %json {"type": "array", "uniqueItems": true}'
     assert VOCABULARY.text_of(StructuredOutputs(grammar=own)).left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"pattern": "^a/[/b]+$"}, ["a/b", "a//"], ["a/", "b", "a/b "]),
+        ({"pattern": "^(?:a\\/|b\n\\\\)$"}, ["a/", "b\n\\"], ["a", "b\n"]),
+        ({"pattern": "^[a-z]+$", "minLength": 2, "maxLength": 3}, ["ab", "abc"], ["a", "abcd"]),
+        ({"pattern": "^[a-z]+$", "minLength": 2}, ["ab", "abcde"], ["a", "A"]),
+        ({"pattern": "^(?=a)$", "maxLength": 2}, ["", "x\n"], ["abc"]),
+    ],
+)
+def test_a_bare_schema_is_a_terminal(schema: Any, good: list[str], bad: list[str]) -> None:
+    mark = {"path": "tools.f.x", "strict": False, "bare": True}
+    written = json.dumps({"type": "string", **schema, SCHEMA_MARK: mark})
+    grammar = f'start: "<" TEXT\nTEXT: (BARE />/) & ~/(.|\\n)*>(.|\\n)+/\nBARE: %json {written}\n'
+    found = VOCABULARY.text_of(StructuredOutputs(grammar=grammar))
+    is_lacking = "(?=" in schema["pattern"]
+    assert found.left_out == (("tools.f.x.pattern",) if is_lacking else ())
+    matcher = VOCABULARY.compile_text(found.text)
+    for text in (*good, *bad):
+        one, ids = matcher.deep_copy(), TOKENIZER.encode(f"<{text}>").ids
+        is_allowed = one.try_consume_tokens(ids) == len(ids) and one.is_accepting()
+        assert is_allowed is (text in good), text
+    if is_lacking:
+        strict = grammar.replace('"strict": false', '"strict": true')
+        with pytest.raises(GrammarError, match=r"tools\.f\.x: pattern cannot be enforced"):
+            VOCABULARY.text_of(StructuredOutputs(grammar=strict))

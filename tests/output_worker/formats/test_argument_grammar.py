@@ -155,6 +155,14 @@ def left_out(grammar: str) -> list[str]:
     [
         ({"properties": {"x": {"type": "string", "pattern": "^a"}}}, ["properties.x.pattern"]),
         ({"properties": {"x": {"type": "string", "format": "date"}}}, ["properties.x.format"]),
+        ({"properties": {"x": {"type": "string", "pattern": "^a|b$"}}}, ["properties.x.pattern"]),
+        ({"properties": {"x": {"type": "string", "pattern": "^a\\$"}}}, ["properties.x.pattern"]),
+        ({"properties": {"x": {"type": "string", "pattern": "^a\nb$"}}}, ["properties.x.pattern"]),
+        (
+            {"properties": {"x": {"type": "string", "pattern": "^(?x)a$"}}},
+            ["properties.x.pattern"],
+        ),
+        ({"properties": {"x": {"type": "string", "pattern": "^[a|]{2}(b|c)[]|]?$"}}}, []),
         ({"properties": {"x": {"type": "string", "format": "path"}}}, []),
         ({"properties": {}, "minProperties": 1}, ["minProperties"]),
         (

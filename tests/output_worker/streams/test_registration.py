@@ -12,6 +12,7 @@ from msgspec import structs
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
+    Admit,
     AnswerOptions,
     AnswerSettings,
     ModelCard,
@@ -204,6 +205,36 @@ def test_the_grammar_of_a_free_answer_yields_to_the_request() -> None:
     assert registered(ignore_eos=True) is None
     with pytest.raises(BadRequest, match="strict"):
         registered(min_tokens=1)
+
+
+def test_formats_that_no_grammar_enforces_are_named() -> None:
+    submit = structs.replace(submission(), answer=AnswerOptions())
+    path = "tools.f.parameters.properties.input.pattern"
+
+    def registered(grammar: str, *, is_for_formats: bool = True, **params: Any) -> Admit:
+        return register(
+            submit,
+            PROMPT,
+            b"c",
+            CARD,
+            spec=RequestSpec(SamplingParams(**params)),
+            fingerprint=b"",
+            answer=AnswerSettings("none+llama3_json", b""),
+            call_grammar=grammar,
+            formats=(path,),
+            is_for_formats=is_for_formats,
+        )
+
+    assert registered('start: "x"').left_out == ()
+    for grammar, params in (
+        ("", {}),
+        ('start: "x"', {"ignore_eos": True}),
+        ('start: "x"', {"structured_outputs": StructuredOutputs(regex="a")}),
+        ('start: "x"', {"min_tokens": 1}),
+    ):
+        assert registered(grammar, **params).left_out == (path,)
+    with pytest.raises(BadRequest, match="strict"):
+        registered('start: "x"', is_for_formats=False, min_tokens=1)
 
 
 def test_a_target_of_reasoning_is_a_budget_where_one_can_be_kept() -> None:

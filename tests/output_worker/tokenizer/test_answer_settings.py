@@ -31,6 +31,7 @@ from slipstream_ipc.formats.tool_types import (
     nested_key,
 )
 from slipstream_ipc.messages import (
+    FORMAT_MARK,
     FRAMED,
     AnswerOptions,
     AnswerSettings,
@@ -262,6 +263,34 @@ def test_reasoning_between_tags_is_followed_in_every_spelling(tokenizer):
     forced = chat.rendered(template=template_options(strict), options=named)
     assert forced.reasoning.start == "reasoning"
     assert '"think"' not in forced.call_grammar
+
+
+def test_a_custom_tools_format_is_enforced_or_named_and_not_shown_as_a_pattern(tokenizer):
+    pattern = {"type": "string", "description": "of a", "pattern": "^(?:a+)$"}
+    schema = {"type": "object", "properties": {"input": pattern}}
+    custom = {"name": "spell", "parameters": schema, FORMAT_MARK: True}
+    template = template_options([*TOOLS, {"type": "function", "function": custom}])
+    shown = {**schema, "properties": {"input": {"type": "string", "description": "of a"}}}
+    plain = template_options(
+        [*TOOLS, {"type": "function", "function": {"name": "spell", "parameters": shown}}]
+    )
+    path = "tools.spell.parameters.properties.input.pattern"
+    shows_all = "{{ tools | tojson }}" + HYBRID
+    chat = Chat(tokenizer, shows_all)
+    rendered = chat.rendered(template=template)
+    assert rendered.token_ids == chat.rendered(template=plain).token_ids
+    assert (rendered.formats, rendered.is_for_formats) == ((path,), True)
+    assert rendered.reasoning.has_triggers
+    assert not rendered.reasoning.is_single
+    assert "a+" in rendered.call_grammar
+    assert not chat.rendered(template=plain).call_grammar
+    single = AnswerOptions(parallel_tool_calls=False)
+    assert not chat.rendered(template=template, options=single).is_for_formats
+    assert "a+" in chat.rendered(template=template, structured="json").frame
+    for options in (AnswerOptions("none"), AnswerOptions("required")):
+        assert not chat.rendered(template=template, options=options).formats
+    chat.traits = chat.traits._replace(format=None)  # nothing is read as a call
+    assert chat.rendered(template=template).formats == (path,)
 
 
 def test_structured_output_stands_in_the_final_channel(tokenizer):

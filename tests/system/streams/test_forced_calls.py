@@ -18,6 +18,7 @@ from tests.helpers.stacks import spareless_stack
 from tokenizers import Tokenizer
 
 from slipstream import BadRequestError, Stack
+from slipstream_lab.formats.rendering import SampleCall, render
 from slipstream_verify.chaos.workload.played_formats import PLAYED_FORMATS, write_tokenizer
 
 NOTE = {
@@ -266,6 +267,59 @@ def test_a_budget_holds_where_all_of_a_channels_answer_is_in_a_grammar(
                 assert json.loads(choice.message.content).keys() == {"text", "count"}
             elif what == "forced":
                 assert [it.function.name for it in choice.message.tool_calls] == ["write_note"]
+
+
+EDITS = 'start: line+\nline: ("+" | "-") /[a-z]{1,9}/ LF\n%import common.LF\n'
+WRONG = "+a\n*b\n-c\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "reasoning"), [("hermes", "qwen3"), ("qwen3_coder", "none"), ("hermes", "none")]
+)
+@pytest.mark.process
+def test_a_custom_tools_format_is_enforced_where_the_model_calls_it(
+    tmp_path: Path, name: str, reasoning: str
+) -> None:
+    """The device plays a call that is wrong, but for what it may not sample. The bundled vocabulary
+    has the delimiters as text: calls within it begin with text, reasoning is followed by tokens.
+    """
+    written = render(name, (SampleCall("edit", {"input": WRONG}),))
+    if reasoning != "none":
+        write_tokenizer(tmp_path / "model", PLAYED_FORMATS["hermes"])
+    played = f"A line is wrong: *b\n{written}"
+    (tmp_path / "answers.jsonl").write_text(json.dumps({"text": played}))
+    lark = {"type": "grammar", "syntax": "lark", "definition": EDITS}
+    with (
+        spareless_stack(
+            f"simulated:step_ms=1,answers={tmp_path / 'answers.jsonl'}",
+            http_port=0,
+            served_model_name="demo",
+            tool_format=name,
+            reasoning_format=reasoning,
+            **({} if reasoning == "none" else {"tokenizer": str(tmp_path / "model")}),
+        ) as stack,
+        OpenAI(
+            base_url=f"{stack.http_address}/v1", api_key="x", max_retries=0, timeout=PATIENCE_S
+        ) as client,
+    ):
+        inputs = []
+        for given in ({}, {"format": lark}):
+            tools: Any = [
+                {"type": "custom", "name": "edit", **given},
+                {"type": "function", "name": "now"},
+            ]
+            raw = client.responses.with_raw_response.create(
+                model="demo", input="Edit it.", tools=tools, max_output_tokens=400
+            )
+            assert raw.headers.get("x-slipstream-ignored-fields") is None
+            text, call, *_ = raw.parse().output
+            assert text.content[0].text == "A line is wrong: *b"
+            assert (call.type, call.name) == ("custom_tool_call", "edit")
+            inputs.append(call.input)
+    free, kept = inputs
+    assert free == WRONG
+    assert re.fullmatch(r"([+-][a-z]{1,9}\n)+", kept)
+    assert kept.startswith("+a\n")
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])

@@ -64,9 +64,7 @@ def name_unenforced_formats(body: ChatRequest, ignored: IgnoredFields | None) ->
     for index, tool in enumerate(body.tools or ()):
         if tool.get("type") == CUSTOM:
             where = f"tools[{index}].{CUSTOM}"
-            custom = _custom(tool, where)
-            is_forced = _forces_calls(body.tool_choice)
-            name_unenforced(custom, "tools.", where, ignored, is_forced=is_forced)
+            name_unenforced(_custom(tool, where), "tools.", where, ignored)
 
 
 _NONE: frozenset[str] = frozenset()
@@ -90,11 +88,3 @@ def _choice(given: Any) -> Any:
             return {"type": _ALLOWED, _ALLOWED: {**allowed, "tools": tools}}
         case _:
             return given
-
-
-def _forces_calls(choice: Any) -> bool:
-    match choice:
-        case {"type": "allowed_tools", "allowed_tools": {"mode": mode}}:
-            return bool(mode == "required")
-        case _:
-            return isinstance(choice, dict) or choice == "required"

@@ -19,7 +19,7 @@ from slipstream.http.api_errors import bad_field
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.openai.lark_regex import NotRegularError, regex_of_lark
 from slipstream_ipc.errors import shown
-from slipstream_ipc.messages import AnswerEvent, EventKind
+from slipstream_ipc.messages import FORMAT_MARK, AnswerEvent, EventKind
 
 INPUT = "input"
 _FREE = "The input of the tool, as free text."
@@ -45,7 +45,7 @@ Syntax = Literal["lark", "regex"]
 def function_of_custom(tool: dict[str, Any], where: str) -> dict[str, Any]:
     """The function that stands for a custom tool. where: the tool's place in the request.
 
-    Its grammar is the pattern of the argument, which forced calls keep to; one in `lark` that is no
+    Its grammar is the pattern of the argument, which calls keep to; one in `lark` that is no
     regular expression is described to the model alone. Raises: ApiError.
     """
     name, description = tool.get("name"), tool.get("description")
@@ -66,7 +66,8 @@ def function_of_custom(tool: dict[str, Any], where: str) -> dict[str, Any]:
         "additionalProperties": False,
     }
     described = {} if description is None else {"description": description}
-    return {"name": name, **described, "parameters": parameters}
+    marked = {FORMAT_MARK: True} if "pattern" in argument else {}
+    return {"name": name, **described, "parameters": parameters, **marked}
 
 
 def grammar_of(tool: dict[str, Any], where: str) -> tuple[Syntax, str] | None:
@@ -92,21 +93,15 @@ def grammar_of(tool: dict[str, Any], where: str) -> tuple[Syntax, str] | None:
 
 
 def name_unenforced(
-    tool: dict[str, Any],
-    path: str,
-    where: str,
-    ignored: IgnoredFields | None,
-    *,
-    is_forced: bool,
+    tool: dict[str, Any], path: str, where: str, ignored: IgnoredFields | None
 ) -> None:
-    """Add a custom tool's format to `ignored` if nothing enforces it. Raises ApiError where that is
-    None and nothing does.
+    """Add a custom tool's format to `ignored` if it is no pattern. Raises ApiError where that is
+    None and it is none. Worker and core name a pattern that they cannot enforce.
 
-    path, where: the tool's place, as a header and as an error name it. is_forced: the answer is
-    calls, so a pattern is enforced.
+    path, where: the tool's place, as a header and as an error name it.
     """
     grammar = grammar_of(tool, where)
-    if grammar is None or (is_forced and _pattern_of(*grammar) is not None):
+    if grammar is None or _pattern_of(*grammar) is not None:
         return
     if ignored is None:
         what = f"{where}.format: got a grammar that is not enforced, allowed: text"

@@ -124,13 +124,10 @@ def unusual_tools(tools: Raw) -> Mapping[str, OfferedTool]:
     return {name: tool for name, tool in by_name.items() if tool.is_custom or tool.namespace}
 
 
-def name_left_out(
-    tools: Sequence[dict[str, Any]], ignored: IgnoredFields | None, *, is_forced: bool
-) -> None:
-    """Add to `ignored` the tools that are left out, and the formats that nothing enforces.
+def name_left_out(tools: Sequence[dict[str, Any]], ignored: IgnoredFields | None) -> None:
+    """Add to `ignored` the tools that are left out, and the formats that nothing can enforce.
 
-    is_forced: the answer is calls, so formats that are patterns are enforced. Raises ApiError where
-    `ignored` is None and there is one.
+    Raises ApiError where `ignored` is None and there is one.
     """
     for path, where, tool in _each(tools):
         kind = tool.get("type")
@@ -138,7 +135,7 @@ def name_left_out(
             field = f"{where}.type"
             raise bad_field(field, f"{field}: got {shown(kind)}, allowed: {', '.join(_KNOWN)}, …")
         if kind == _CUSTOM:
-            name_unenforced(tool, path, where, ignored, is_forced=is_forced)
+            name_unenforced(tool, path, where, ignored)
         elif kind not in _KNOWN:
             if ignored is None:
                 what = f"{where}.type: got {shown(kind)}, allowed: {', '.join(_KNOWN)}"

@@ -154,7 +154,7 @@ _decoder = BodyDecoder(ResponsesRequest, readable_items)
 def read_response_request(content: bytes, ignored: IgnoredFields | None = None) -> ResponsesRequest:
     """Decode a body and refuse unsupported fields. ignored: see `BodyDecoder`. Raises: ApiError."""
     body = _decoder.decode(content, ignored)
-    name_left_out(body.tools or (), ignored, is_forced=_forces_calls(body.tool_choice))
+    name_left_out(body.tools or (), ignored)
     name_left_out_items(input_items(body.input or ()), ignored)
     refuse_unsupported(body)
     _check_include(body, ignored)
@@ -226,12 +226,6 @@ def _tools_and_choice(
             what = f"tool_choice: got {shown(body.tool_choice)}, allowed: {allowed_choices}"
             raise bad_field("tool_choice", what)
     return tools or None, choice
-
-
-def _forces_calls(choice: str | dict[str, Any] | None) -> bool:
-    if isinstance(choice, dict):
-        return choice.get("type") != "allowed_tools" or choice.get("mode") == "required"
-    return choice == "required"
 
 
 def _allowed_tools(offered: OfferedTools, allowed: list[Any]) -> tuple[dict[str, Any], ...]:

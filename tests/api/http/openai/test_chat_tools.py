@@ -96,14 +96,14 @@ def test_a_wrong_tool_is_refused(tools: Any, param: str) -> None:
     [
         ("lark", None, True),
         ("lark", "required", True),
-        ("regex", None, True),
+        ("regex", None, False),
         ("regex", "required", False),
         ("regex", {"type": "custom", "custom": {"name": "x"}}, False),
-        ("regex", {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}, True),
+        ("regex", {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}, False),
         ("regex", {"type": "allowed_tools", "allowed_tools": {"mode": "required"}}, False),
     ],
 )
-def test_formats_that_nothing_enforces_are_named(syntax: str, choice: Any, is_named: bool) -> None:
+def test_formats_that_are_no_patterns_are_named(syntax: str, choice: Any, is_named: bool) -> None:
     ignored = IgnoredFields()
     tools = [grammar(syntax)]
     chat(ignored, tools=tools, tool_choice=choice)

@@ -183,15 +183,16 @@ def test_allowed_tools_may_be_a_namespace() -> None:
     [
         (None, "auto", ""),
         ({"type": "text"}, "auto", ""),
-        (LARK, "auto", "tools.custom.format"),
+        (LARK, "auto", ""),
+        (NESTED, "auto", "tools.custom.format"),
         (LARK, "required", ""),
         (NESTED, "required", "tools.custom.format"),
-        (REGEX, "auto", "tools.custom.format"),
+        (REGEX, "auto", ""),
         (REGEX, "required", ""),
         (REGEX, {"type": "custom", "name": "patch"}, ""),
     ],
 )
-def test_a_format_that_is_not_enforced_is_named(grammar: Any, choice: Any, named: str) -> None:
+def test_a_format_that_is_no_pattern_is_named(grammar: Any, choice: Any, named: str) -> None:
     fields = {"tools": [{**PATCH, "format": grammar}], "tool_choice": choice}
     assert header(**fields) == named
     if named:
