@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from slipstream_ipc.messages import Deltas, LogprobColumns
-from slipstream_ipc.native.extension import SLOTS_HEADER, load_extension
+from slipstream_ipc.native.extension import IPC_HEADERS, load_extension
 
 Item = TypeVar("Item")
 ItemsOf: TypeAlias = Callable[[list[int], list[str], object], Iterator[tuple[int, Item]]]
@@ -39,7 +39,7 @@ class EntryObjects(Protocol):
 
 @functools.cache
 def _native() -> Any:
-    return load_extension("delta_objects", _SOURCE, (SLOTS_HEADER,))
+    return load_extension("delta_objects", _SOURCE, IPC_HEADERS)
 
 
 def native_objects(message: Deltas, logprob: type) -> EntryObjects | None:

@@ -20,13 +20,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from slipstream_ipc.history import token_log
+from slipstream_ipc._native import LinkNumbers, TokenPages
 from slipstream_ipc.history.logprob_log import MAX_DEFERRED
 from slipstream_ipc.messages import LogprobColumns
-from slipstream_ipc.native.extension import MSGPACK_HEADER, load_extension
+from slipstream_ipc.native.extension import IPC_HEADERS, load_extension
 from slipstream_ipc.telemetry.histogram import bounds
 from slipstream_ipc.telemetry.timeline import RecentSpans
-from slipstream_ipc.transport import link_numbers
 from slipstream_ipc.transport.local_socket import LocalConnection
 from slipstream_worker.clients.deltas import most_in_a_message
 from slipstream_worker.clients.latency import RequestCounters
@@ -42,7 +41,7 @@ __all__ = ["TAKEN", "UNREPORTED", "UNSENT", "RelayMaker", "StepRelay"]
 TAKEN, UNREPORTED, UNSENT = 1, 2, 4
 
 _SOURCE = Path(__file__).with_name("step_relay.c")
-_HEADERS = (link_numbers.HEADER, token_log.HEADER, row_loops.HEADER, MSGPACK_HEADER)
+_HEADERS = (*IPC_HEADERS, row_loops.HEADER)
 _UNBOUNDED = 2**62
 
 
@@ -173,10 +172,9 @@ class RelayMaker:
 
 def _native() -> Any:
     """The C extension, prepared; None where it, or what it works on, cannot be had."""
-    numbers = link_numbers.NativeLinkNumbers
-    loops, pages = row_loops.native_row_loops(), token_log.native_token_pages()
+    loops = row_loops.native_row_loops()
     native: Any = load_extension("step_relay", _SOURCE, _HEADERS)
-    if numbers is None or loops is None or pages is None or native is None:
+    if loops is None or native is None:
         return None
-    native.prepare(numbers, loops.RowLoops, pages.TokenPages, LogprobColumns)
+    native.prepare(LinkNumbers, loops.RowLoops, TokenPages, LogprobColumns)
     return native

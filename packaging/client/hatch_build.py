@@ -1,9 +1,11 @@
 """Collects the client's files for hatchling: in a clone they lie beside those of slipstream, in an
-sdist below `sources/`.
+sdist below `sources/`. A wheel has the C modules compiled.
 """
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +17,41 @@ class ClientFiles(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called before a build. version: "editable" for an install that copies nothing."""
-        if version == "editable":
-            return
         here = Path(self.root)
-        is_sdist = (here / "sources").is_dir()
-        root = here / "sources" if is_sdist else here.parents[1]
+        is_from_sdist = (here / "sources").is_dir()
+        root = here / "sources" if is_from_sdist else here.parents[1]
+        sys.path.insert(0, str(root / "packaging"))
+        import extensions
+
+        if version == "editable":
+            extensions.compile_changed(root)
+            return
+        is_wheel = self.target_name == "wheel"
         included = build_data["force_include"]
         for folder, names in self.config["sources"].items():
-            target = f"sources/{folder}" if self.target_name == "sdist" else Path(folder).name
+            target = Path(folder).name if is_wheel else f"sources/{folder}"
             for name in names:
                 for path in _files(root / folder / name):
                     included[str(path)] = f"{target}/{path.relative_to(root / folder)}"
+        if not is_wheel:
+            included[extensions.__file__] = "sources/packaging/extensions.py"
+            return
+        build_data.update(pure_python=False, infer_tag=True)
+        self._compiled = tempfile.TemporaryDirectory()
+        for package, folder in extensions.PACKAGES.items():
+            made = Path(self._compiled.name, package, extensions.FILE)
+            made.parent.mkdir()
+            extensions.compile_module(root, package, made)
+            included[str(made)] = f"{Path(folder).name}/{made.name}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Called after a build."""
+        if hasattr(self, "_compiled"):
+            self._compiled.cleanup()
 
 
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    found = sorted(each for each in path.rglob("*") if each.is_file())
+    found = sorted(each for each in path.rglob("*") if each.is_file() and each.suffix != ".so")
     return [each for each in found if "__pycache__" not in each.parts]

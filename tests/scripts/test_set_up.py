@@ -23,6 +23,9 @@ version=$(cat "$(dirname "$0")/version")
 case "$*" in
   *version_info*) echo "$version" ;;
   *ensurepip*) [[ ! -e $FAKE/no-venv ]] ;;
+  */packaging/extensions.py)
+    if [[ -e $FAKE/no-compiler ]]; then echo "no compiler" >&2 && exit 1; fi
+    ;;
   *importlib.metadata*) cat "$FAKE/damaged" ;;
   "-m venv "*)
     mkdir -p "$3/bin" "$3/lib/python$version/site-packages"
@@ -188,6 +191,13 @@ def test_a_python_without_venv_is_refused_with_what_to_install(clone: Clone) -> 
     code, said = clone.end(clone.start())
     assert (code, clone.done) == (1, [])
     assert "apt-get install python3.12-venv" in said
+
+
+def test_without_a_compiler_nothing_is_downloaded(clone: Clone) -> None:
+    (clone.fake / "no-compiler").touch()
+    code, said = clone.end(clone.start())
+    assert (code, clone.done) == (1, [])
+    assert said == "no compiler\n"
 
 
 def test_a_newer_python_is_said_to_be_untried(clone: Clone) -> None:

@@ -33,7 +33,8 @@ import numpy.typing as npt
 from slipstream_core.scheduler.request_blocks import RequestBlocks
 from slipstream_core.scheduler.request_table import Acked, RequestTable, SlotTable, positions
 from slipstream_core.scheduler.step_builder import TokenColumns
-from slipstream_ipc.history.token_log import RowAppender, TokenLog
+from slipstream_ipc._native import RowAppender
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 
 Int32s = npt.NDArray[np.int32]

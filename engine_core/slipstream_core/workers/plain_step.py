@@ -11,11 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from slipstream_ipc.history import streak
+from slipstream_ipc._native import LinkNumbers, StreakCounts
 from slipstream_ipc.history.streak import Streak
-from slipstream_ipc.native.extension import MSGPACK_HEADER, load_extension
+from slipstream_ipc.native.extension import IPC_HEADERS, load_extension
 from slipstream_ipc.row_set import RowSet
-from slipstream_ipc.transport import link_numbers
 
 # what becomes of a step: 0 if it was not sent, else SENT, with AWAITED if its check is awaited, and
 # RECEIPTS if the link has receipts left to be taken
@@ -38,10 +37,8 @@ class PlainStepSender(Protocol):
 @cache
 def native_plain_step() -> Any:
     """The C extension, prepared; None where it, or what it works on, is not to be had."""
-    numbers, counts = link_numbers.NativeLinkNumbers, streak.NativeStreakCounts
-    headers = (link_numbers.HEADER, streak.HEADER, MSGPACK_HEADER)
-    native: Any = load_extension("plain_step", Path(__file__).with_name("plain_step.c"), headers)
-    if numbers is None or counts is None or native is None:
-        return None
-    native.prepare(numbers, counts)
+    source = Path(__file__).with_name("plain_step.c")
+    native: Any = load_extension("plain_step", source, IPC_HEADERS)
+    if native is not None:
+        native.prepare(LinkNumbers, StreakCounts)
     return native

@@ -17,8 +17,8 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_ipc._native import has_marked
 from slipstream_ipc.columns import UInt32s
-from slipstream_ipc.history.token_log import native_has_marked
 from slipstream_ipc.messages import Admit
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_ipc.row_table import RowTable, column
@@ -40,7 +40,6 @@ class PossibleEnds(RowTable):
         self._stop_ids: dict[int, frozenset[int]] = {}  # by row
         self._num_rows_of: Counter[int] = Counter()  # by stop id
         self._is_stop_id = np.zeros(0, np.bool_)  # by id; no larger one is
-        self._has_marked = native_has_marked()
         self._asked: tuple[RowSet, bool] = NO_ROWS, False  # the rows asked for last: by any token?
 
     def add(self, row: int, admit: Admit) -> None:
@@ -84,7 +83,7 @@ class PossibleEnds(RowTable):
         if by_any:
             return True
         # one look at each token, whichever rows share the step (decision 011)
-        if not self._num_rows_of or not self._has_marked(marks, token_ids):
+        if not self._num_rows_of or not has_marked(marks, token_ids):
             return False
         of_token = rows.array if counts is None else np.repeat(rows.array, counts)
         return any(

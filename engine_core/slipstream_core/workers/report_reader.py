@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from slipstream_ipc.native.extension import MSGPACK_HEADER, load_extension
-from slipstream_ipc.transport import link_numbers
+from slipstream_ipc._native import LinkNumbers
+from slipstream_ipc.native.extension import IPC_HEADERS, load_extension
 from slipstream_ipc.transport.link import Link
 
 _SOURCE = Path(__file__).with_name("report_reader.c")
@@ -41,9 +41,8 @@ def report_reader(link: Link[Any], step: int, *, is_local: bool) -> ReportReader
 @cache
 def native_report_reader() -> Any:
     """`ReportReader` in C, prepared; None where it, or a link in C, is not to be had."""
-    numbers = link_numbers.NativeLinkNumbers
-    native: Any = load_extension("report_reader", _SOURCE, (link_numbers.HEADER, MSGPACK_HEADER))
-    if numbers is None or native is None:
+    native: Any = load_extension("report_reader", _SOURCE, IPC_HEADERS)
+    if native is None:
         return None
-    native.prepare(numbers)
+    native.prepare(LinkNumbers)
     return native.ReportReader

@@ -8,26 +8,24 @@ A row has values from its opening on; positions are those of the row's token his
 - Rows wider than MAX_NARROW are not paged (`wide_logprobs`), as a page would take megabytes.
   `append` skips them; `append_wide` takes their values.
 - The values appended last are kept as a message has them until something else is read or many have
-  gathered (see `token_log`). Then they are written in one call (`logprob_pages.c`); where the C
-  extension is not available, numpy does the same.
+  gathered (see `token_log`). Then they are written in one call (`logprob_pages.c`), or by numpy
+  where pages or pools have to grow.
 - Values for rows that are not open are ignored.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_ipc._native import write_logprobs
 from slipstream_ipc.columns import check_even, f32, pack_f32, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.history.pages import PageTable, Pool, spans
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW, Candidates, WideLogprobLog, joined
 from slipstream_ipc.messages import LogprobColumns
-from slipstream_ipc.native.extension import load_extension
 from slipstream_ipc.row_set import NO_ROWS, Rows, RowSet, array_of
 from slipstream_ipc.row_table import RowTable, column
 
@@ -55,16 +53,10 @@ class Logprobs:
     ranks: UInt32s  # [S] rank of the sampled token, 1 is the most likely
 
 
-def native_logprob_pages() -> ModuleType | None:
-    """The C extension; None where that cannot be had."""
-    return load_extension("logprob_pages", Path(__file__).with_name("logprob_pages.c"))
-
-
 class _Width:
     """All rows of one width."""
 
     def __init__(self, width: int) -> None:
-        self._native = native_logprob_pages()
         self._table = PageTable()
         self._values = Pool(np.float32, width)
         self._ids = Pool(np.uint32, width)
@@ -154,7 +146,7 @@ class _Width:
         num, rows = len(deferred), self._rows.array
         if not num or not len(rows):
             return
-        if self._native is not None and self._write_natively(self._native, deferred):
+        if self._write_in_place(deferred):
             return
         if num == 1:
             self._write(self._table.append(rows), *_arrays_of(deferred[0], len(rows)))
@@ -171,14 +163,14 @@ class _Width:
             ranks.reshape(-1),
         )
 
-    def _write_natively(self, native: ModuleType, deferred: list[LogprobColumns]) -> bool:
+    def _write_in_place(self, deferred: list[LogprobColumns]) -> bool:
         """Write the deferred columns; return False, without effect, if the table has to grow
         first.
         """
         table, pools = self._table, (self._values, self._ids, self._ranks)
         for pool in pools:
             pool.reserve(table.num_indices)
-        num_free: int = native.write(
+        num_free = write_logprobs(
             deferred,
             self._values.width,
             table.num_free,
@@ -274,7 +266,6 @@ class LogprobLog(RowTable):
 
     def __init__(self) -> None:
         super().__init__(_MIN_ROWS)
-        native_logprob_pages()  # so that the first log-probabilities need not wait for it
         self._by_width: dict[int, _Width | _Wide] = {}
         self._wide = WideLogprobLog()
         self._asked: tuple[RowSet, int] | None = None  # the rows asked for last, and their width

@@ -1,8 +1,8 @@
 /* Writes log-probabilities that gathered for the same rows into their pages: what
  * `logprob_log._Width._write_deferred` does with numpy, row by row.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -178,18 +178,15 @@ static PyObject *write_deferred(PyObject *module, PyObject *const *args, Py_ssiz
 }
 
 static PyMethodDef functions[] = {
-    {"write", (PyCFunction)(void (*)(void))write_deferred, METH_FASTCALL, "Write what gathered."},
+    {"write_logprobs", (PyCFunction)(void (*)(void))write_deferred, METH_FASTCALL, "Write what gathered."},
     {0},
 };
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "logprob_pages", 0, -1, functions, 0, 0, 0, 0};
-
-PyMODINIT_FUNC PyInit_logprob_pages(void)
+int add_logprob_pages(PyObject *module)
 {
     static const char *const names[NUM_COLUMNS] = {"values", "ids", "ranks"};
     for (int at = 0; at < NUM_COLUMNS; at++)
         if ((column_names[at] = PyUnicode_InternFromString(names[at])) == NULL)
-            return NULL;
-    return PyModule_Create(&definition);
+            return -1;
+    return PyModule_AddFunctions(module, functions);
 }

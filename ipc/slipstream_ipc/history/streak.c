@@ -1,6 +1,6 @@
-/* The counts of a streak where other extensions reach them: `streak.py` is the reference. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+/* The counts of a streak where other modules of C reach them. */
+#include "module.h"
+
 #include <stddef.h>
 #include <structmember.h>
 
@@ -33,21 +33,6 @@ static PyType_Slot slots[] = {
 };
 
 static PyType_Spec spec = {
-    "streak.StreakCounts", sizeof(StreakCounts), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
+    "slipstream_ipc._native.StreakCounts", sizeof(StreakCounts), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "streak", 0, -1, 0, 0, 0, 0, 0};
-
-PyMODINIT_FUNC PyInit_streak(void)
-{
-    PyObject *module = PyModule_Create(&definition);
-    if (module == NULL)
-        return NULL;
-    PyObject *type = PyType_FromSpec(&spec);
-    if (type == NULL || PyModule_AddObject(module, "StreakCounts", type) < 0) {
-        Py_XDECREF(type);
-        Py_DECREF(module);
-        return NULL;
-    }
-    return module;
-}
+int add_streak(PyObject *module) { return add_type(module, &spec) == NULL ? -1 : 0; }

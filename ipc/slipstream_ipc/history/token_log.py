@@ -8,30 +8,25 @@ start.
 - The values appended last are also kept as they came: a caller that asks for them with the same
   `RowSet` gets them as they are.
 - Values for the same rows again and again are appended by a `RowAppender`, in one call.
-- Where the C extension `token_pages` is not available, numpy does the same.
+- Rows are appended to and read in C (`token_pages.c`); what makes columns grow is in numpy.
 """
 
 from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_ipc._native import RowAppender, TokenPages
 from slipstream_ipc.history.pages import PageTable, Pool
-from slipstream_ipc.native.extension import load_extension
 from slipstream_ipc.row_set import NO_ROWS, Rows, RowSet, array_of
 
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
 
-HEADER = Path(__file__).with_name("token_pages.h")  # of `TokenLog.pages` in C
-_SOURCE = HEADER.with_suffix(".c")
 _NO_VALUES: UInt32s = np.empty(0, np.uint32)
 
 
@@ -49,43 +44,14 @@ def history_checksum(token_ids: bytes, before: int = 0) -> int:
     return zlib.crc32(token_ids, before)
 
 
-def has_marked(marks: npt.NDArray[np.bool_], token_ids: UInt32s) -> bool:
-    """True if any of these ids is marked. marks: bool [number of ids]; larger ids are not
-    marked.
-    """
-    return bool(marks[token_ids[token_ids < len(marks)]].any())
-
-
-def native_has_marked() -> Callable[[npt.NDArray[np.bool_], UInt32s], bool]:
-    """`has_marked`, in C where that can be had."""
-    native = native_token_pages()
-    return has_marked if native is None else native.has_marked
-
-
-def native_token_pages() -> ModuleType | None:
-    """The C extension; None where that cannot be had."""
-    return load_extension("token_pages", _SOURCE, (HEADER,))
-
-
-class RowAppender(Protocol):
-    """Appends to the rows that it was made for."""
-
-    def append(self, values: UInt32s) -> bool:
-        """Append to its rows as `TokenLog.append` does; False, without effect, if that has to be
-        called.
-        """
-        ...
-
-
 class TokenLog:
     """Growing columns of token ids (uint32) by row. Returned arrays must not be written to."""
 
     def __init__(self, *, rows: int = 64) -> None:
         self.table = PageTable(rows)
         self.pool = Pool(np.uint32)
-        self._native = native_token_pages()
-        self._pages: Any = None  # the C extension's view of table and pool, made when needed
-        # what `append` brought last, while its rows have nothing newer; C extensions look here, too
+        self._pages: TokenPages | None = None  # of table and pool, made when needed
+        # what `append` brought last, while its rows have nothing newer; modules of C look here, too
         self.latest: tuple[RowSet, UInt32s] = NO_ROWS, _NO_VALUES
 
     @property
@@ -94,9 +60,9 @@ class TokenLog:
         return self.table.num_pages_used
 
     @property
-    def pages(self) -> Any:
-        """The C extension's view of the columns, by which they may be appended to as well, until
-        they have to grow; None where there is none.
+    def pages(self) -> TokenPages | None:
+        """The columns as C sees them, by which they may be appended to as well, until they have to
+        grow; None while nothing was appended or read since they did.
         """
         self.latest = NO_ROWS, _NO_VALUES
         return self._pages
@@ -126,35 +92,26 @@ class TokenLog:
         The values, [n], are kept as they are and must not be written to afterwards.
         """
         self.latest = rows, values
-        if self._native is not None:
-            table = self.table
-            pages = self._pages or self._new_pages(self._native)
-            num_free: int = pages.append(rows.array, values, table.num_free)
-            if num_free >= 0:
-                table.num_free = num_free
-                return
+        table = self.table
+        pages = self._pages or self._new_pages()
+        num_free = pages.append(rows.array, values, table.num_free)
+        if num_free >= 0:
+            table.num_free = num_free
+            return
         self._leave_pages()  # the columns have to grow
-        self._write(self.table.append(rows.array), values)
+        self._write(table.append(rows.array), values)
 
-    def appender(self, rows: RowSet) -> RowAppender | None:
-        """Appends to these rows, all different, until the columns have to grow; None without the C
-        extension.
-        """
-        if self._native is None:
-            return None
-        pages = self._pages or self._new_pages(self._native)
-        appender: RowAppender = self._native.RowAppender(self, pages, rows, rows.array)
-        return appender
+    def appender(self, rows: RowSet) -> RowAppender:
+        """Appends to these rows, all different, until the columns have to grow."""
+        return RowAppender(self, self._pages or self._new_pages(), rows, rows.array)
 
     def last(self, rows: Rows) -> UInt32s:
         """The last position of each of `rows`, [n]. Raises: IndexError for an empty row."""
         if isinstance(rows, RowSet) and rows.version == self.latest[0].version:
             return self.latest[1]
-        if self._native is None:
-            return self.gather(rows, self.lengths(rows) - 1, None)
         some = array_of(rows)
         found = np.empty(len(some), np.uint32)
-        pages = self._pages or self._new_pages(self._native)
+        pages = self._pages or self._new_pages()
         pages.last(found, some)
         return found
 
@@ -181,19 +138,17 @@ class TokenLog:
         [sum(counts)]. Raises: IndexError for a position outside of the history.
         """
         some = array_of(rows)
-        if self._native is None:
-            return self.pool.read(self.table.find(some, starts, counts))
         num = len(some) if counts is None else max(0, int(counts.sum()))
         found = np.empty(num, np.uint32)
-        pages = self._pages or self._new_pages(self._native)
+        pages = self._pages or self._new_pages()
         pages.gather(found, some, starts, counts)
         return found
 
-    def _new_pages(self, native: ModuleType) -> Any:
+    def _new_pages(self) -> TokenPages:
         table = self.table
         columns = (table.lengths, table.offsets, table.tables, table.free, self.pool.items)
-        self._pages = native.TokenPages(*columns)
-        return self._pages
+        self._pages = pages = TokenPages(*columns)
+        return pages
 
     def _leave_pages(self) -> None:
         """Allow no further appends by the present view, so that columns may be replaced."""

@@ -4,8 +4,8 @@
  * of them is replaced. Every row, page and position is checked against their lengths before anything
  * is written. A RowAppender does what `TokenLog.append` does, for the same rows each time.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
+
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -262,7 +262,7 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec spec = {"token_pages.TokenPages", sizeof(TokenPages), 0, Py_TPFLAGS_DEFAULT, slots};
+static PyType_Spec spec = {"slipstream_ipc._native.TokenPages", sizeof(TokenPages), 0, Py_TPFLAGS_DEFAULT, slots};
 
 /* ---- the same rows each time ------------------------------------------------------------ */
 
@@ -377,7 +377,7 @@ static PyType_Slot appender_slots[] = {
 };
 
 static PyType_Spec appender_spec = {
-    "token_pages.RowAppender", sizeof(RowAppender), 0, Py_TPFLAGS_DEFAULT, appender_slots};
+    "slipstream_ipc._native.RowAppender", sizeof(RowAppender), 0, Py_TPFLAGS_DEFAULT, appender_slots};
 
 /* ---- the module ------------------------------------------------------------------------- */
 
@@ -386,30 +386,15 @@ static PyMethodDef functions[] = {
     {0},
 };
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "token_pages", 0, -1, functions, 0, 0, 0, 0};
-
-PyMODINIT_FUNC PyInit_token_pages(void)
+int add_token_pages(PyObject *module)
 {
     table_name = PyUnicode_InternFromString("table");
     num_free_name = PyUnicode_InternFromString("num_free");
     latest_name = PyUnicode_InternFromString("latest");
     if (table_name == NULL || num_free_name == NULL || latest_name == NULL)
-        return NULL;
-    PyObject *module = PyModule_Create(&definition);
-    if (module == NULL)
-        return NULL;
-    PyObject *type = PyType_FromSpec(&spec);
-    if (type == NULL || PyModule_AddObjectRef(module, "TokenPages", type) < 0)
-        goto failed;
-    pages_type = (PyTypeObject *)type; /* a reference of this module's own */
-    type = PyType_FromSpec(&appender_spec);
-    if (type == NULL || PyModule_AddObjectRef(module, "RowAppender", type) < 0)
-        goto failed;
-    Py_DECREF(type);
-    return module;
-failed:
-    Py_XDECREF(type);
-    Py_DECREF(module);
-    return NULL;
+        return -1;
+    pages_type = add_type(module, &spec);
+    if (pages_type == NULL || add_type(module, &appender_spec) == NULL)
+        return -1;
+    return PyModule_AddFunctions(module, functions);
 }

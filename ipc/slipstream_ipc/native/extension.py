@@ -20,8 +20,7 @@ from slipstream_ipc.native.compiler import CLibrary, compiled
 logger = logging.getLogger(__name__)
 
 PURE_PYTHON = "SLIPSTREAM_PURE_PYTHON"
-MSGPACK_HEADER = Path(__file__).with_name("msgpack.h")
-SLOTS_HEADER = Path(__file__).with_name("slots.h")
+IPC_HEADERS = tuple(sorted(Path(__file__).parents[1].rglob("*.h")))
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from enum import Enum
 from math import inf
 from typing import TypeVar
 
-from slipstream_ipc.transport.link_numbers import LinkVerdict, NewLinkNumbers
+from slipstream_ipc.transport.link_numbers import LinkNumbers, LinkVerdict
 
 __all__ = ["MAY_OWE", "WINDOW", "Beat", "Link", "LinkVerdict"]
 
@@ -38,7 +38,7 @@ class Beat(Enum):
     STALLED = "stalled"  # alive, but acknowledges nothing
 
 
-class Link(NewLinkNumbers[Receipt]):
+class Link(LinkNumbers[Receipt]):
     """One end of one attach.
 
     The peer is pinged after `ping_after_s` of silence and dead after `dead_after_s` more.

@@ -1,6 +1,6 @@
-/* The numbers of one end of a link: `link_numbers.py` is the reference, with the meaning of each. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+/* The numbers of one end of a link: see `_native.pyi` for the meaning of each. */
+#include "module.h"
+
 #include <limits.h>
 #include <stddef.h>
 #include <structmember.h>
@@ -361,6 +361,7 @@ static PyMethodDef methods[] = {
     FAST(take_ack),
     {"take_receipts", take_receipts, METH_NOARGS, NULL},
     {"end", end, METH_NOARGS, NULL},
+    {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, NULL},
     {0},
 };
 
@@ -395,7 +396,7 @@ static PyType_Slot slots[] = {
 };
 
 static PyType_Spec spec = {
-    "link_numbers.LinkNumbers", sizeof(Numbers), 0,
+    "slipstream_ipc._native.LinkNumbers", sizeof(Numbers), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
 
 /* prepare(Frame, unnumbered, (deliver, ignore, gap)): what the numbers are of, and the verdicts */
@@ -415,29 +416,19 @@ static PyObject *prepare(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef functions[] = {
-    {"prepare", prepare, METH_VARARGS, NULL},
+    {"prepare_link_numbers", prepare, METH_VARARGS, NULL},
     {0},
 };
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "link_numbers", 0, -1, functions, 0, 0, 0, 0};
-
-PyMODINIT_FUNC PyInit_link_numbers(void)
+int add_link_numbers(PyObject *module)
 {
     epoch_name = PyUnicode_InternFromString("epoch");
     seq_name = PyUnicode_InternFromString("seq");
     ack_name = PyUnicode_InternFromString("ack");
     body_name = PyUnicode_InternFromString("body");
     if (epoch_name == NULL || seq_name == NULL || ack_name == NULL || body_name == NULL)
-        return NULL;
-    PyObject *module = PyModule_Create(&definition);
-    if (module == NULL)
-        return NULL;
-    PyObject *type = PyType_FromSpec(&spec);
-    if (type == NULL || PyModule_AddObject(module, "LinkNumbers", type) < 0) {
-        Py_XDECREF(type);
-        Py_DECREF(module);
-        return NULL;
-    }
-    return module;
+        return -1;
+    if (add_type(module, &spec) == NULL)
+        return -1;
+    return PyModule_AddFunctions(module, functions);
 }

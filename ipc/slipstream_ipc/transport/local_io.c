@@ -1,16 +1,16 @@
-/* Sends and receives the messages of a local connection: `local_io.py` is the reference.
+/* Sends and receives the messages of a local connection: see `_native.pyi`.
  *
  * Neither call blocks, so neither gives up the interpreter's lock: taking it back may take longer
  * than the call itself where another thread is busy.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
+
 #include <errno.h>
 #include <stdint.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#define PREFIX_BYTES 4 /* a message's length, u32 little-endian, as in local_io.py */
+#define PREFIX_BYTES 4 /* a message's length, u32 little-endian, as in local_socket.py */
 #define CHUNK_BYTES (1 << 14)
 
 static uint32_t length_at(const unsigned char *at)
@@ -111,7 +111,4 @@ static PyMethodDef functions[] = {
     {0},
 };
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "local_io", 0, 0, functions, 0, 0, 0, 0};
-
-PyMODINIT_FUNC PyInit_local_io(void) { return PyModule_Create(&definition); }
+int add_local_io(PyObject *module) { return PyModule_AddFunctions(module, functions); }

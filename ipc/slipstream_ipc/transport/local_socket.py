@@ -27,11 +27,13 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from slipstream_ipc._native import read_messages, send_message
 from slipstream_ipc.transport.addresses import IPC, check_socket_folder
-from slipstream_ipc.transport.local_io import CHUNK_BYTES, PREFIX_BYTES, local_calls
 
 MAX_UNSENT_BYTES = 2**20
 MAX_STRANGER_BYTES = 2**16
+CHUNK_BYTES = 2**14  # as in local_io.c
+PREFIX_BYTES = 4  # likewise: a message's length, u32 little-endian
 
 _LARGE_BYTES = 2**16  # from here on, copying a message to put its length in front costs more
 _SLACK_BYTES = 2**20  # beyond the codec's limit, so that the codec can say what is wrong
@@ -61,7 +63,6 @@ class LocalConnection:
         self.on_write_wish: Callable[[LocalConnection], None] | None = None
         self.max_bytes = max_message_bytes + _SLACK_BYTES
         self._socket = sock
-        self._send_message, self._read_messages = local_calls()
         self._append = self.messages.append
         self._rest = b""  # the beginning of a message
         self._large: bytearray | None = None  # the message that is arriving …
@@ -85,7 +86,7 @@ class LocalConnection:
         if self.num_unsent or len(message) >= _LARGE_BYTES:
             return self._send_large(message)
         try:
-            num = self._send_message(self.fd, message)
+            num = send_message(self.fd, message)
         except OSError:
             self._fail()
             return False
@@ -125,7 +126,7 @@ class LocalConnection:
             rest, self._rest = self._rest, b""
             self._cut(rest + self._read())
             return
-        more = self._read_messages(self.fd, self._append, self.max_bytes)
+        more = read_messages(self.fd, self._append, self.max_bytes)
         if more:
             self._cut(more)
         elif more is None:

@@ -127,9 +127,7 @@ class World:
             max_num_batched_tokens=64,
             block_size=16,
         )
-        with pytest.MonkeyPatch.context() as patch, network.in_use() as context:
-            if not in_c:
-                patch.setattr(logprob_log, "native_logprob_pages", lambda: None)
+        with network.in_use() as context:
             runner = cast(Runner, NoDevice())
             self.core: Any = assemble_core(config, runner, context, zmq.Poller())
         self.in_c = in_c
@@ -287,6 +285,7 @@ def do(world: World, events: list[Any], ids: list[int], kinds: dict[str, Any]) -
             patch.setattr(sender, "native_plain_step", lambda: None)
             patch.setattr(report_reader, "native_report_reader", lambda: None)
             patch.setattr(TokenLog, "appender", lambda _self, _rows: None)
+            patch.setattr(logprob_log, "write_logprobs", lambda *_: -1)
         for event in events:
             act(world, *event)
         world.turn(ids, **kinds)

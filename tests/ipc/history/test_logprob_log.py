@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from slipstream_ipc._native import write_logprobs
 from slipstream_ipc.columns import f32, pack_f32, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.history import logprob_log
@@ -299,12 +300,12 @@ class AgainstDict(RuleBasedStateMachine):
 
 
 class InNumpy(AgainstDict):
-    """Without the C extension."""
+    """As if nothing could be written in place."""
 
     def __init__(self) -> None:
         super().__init__()
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(logprob_log, "native_logprob_pages", lambda: None)
+        self._patch.setattr(logprob_log, "write_logprobs", lambda *_: -1)
 
     def teardown(self) -> None:
         self._patch.undo()
@@ -315,10 +316,8 @@ TestAgainstDict = AgainstDict.TestCase
 TestAgainstDict.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
 TestInNumpy = InNumpy.TestCase
 TestInNumpy.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
-NATIVE = logprob_log.native_logprob_pages()
 
 
-@pytest.mark.skipif(NATIVE is None, reason="there is no C extension")
 def test_what_cannot_be_written_in_c_has_no_effect() -> None:
     rows, lengths, offsets = np.array([1, 0]), np.array([64, 60, 0]), np.zeros(3, np.int64)
     tables, free = np.array([[0, -1], [1, -1], [-1, -1]]), np.array([2, 3, 4, 5])
@@ -336,15 +335,15 @@ def test_what_cannot_be_written_in_c_has_no_effect() -> None:
     before = lengths.copy()
     for what, arguments in left.items():
         given = [arguments.get(at, value) for at, value in enumerate(right)]
-        assert NATIVE.write(*given) == -1, what
+        assert write_logprobs(*given) == -1, what
         assert np.array_equal(lengths, before), what
     wrong = {0: [columns, LogprobColumns(2, bytes(16), bytes(16), bytes(4))], 1: 3, 2: 9, 3: None}
     for at, value in wrong.items():
         given = list(right)
         given[at] = value
         with pytest.raises((TypeError, ValueError)):
-            NATIVE.write(*given)
-    assert NATIVE.write(*right) == 0
+            write_logprobs(*given)
+    assert write_logprobs(*right) == 0
     assert lengths.tolist() == [69, 65, 0]
     assert tables.tolist() == [[0, 2], [1, 3], [-1, -1]]
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tests.oracles.token_log import NumpyTokenLog, has_marked
 
+from slipstream_ipc import _native
+from slipstream_ipc._native import RowAppender
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.pages import PAGE_LEN
 from slipstream_ipc.history.token_log import (
-    RowAppender,
     TokenLog,
-    has_marked,
     history_checksum,
     history_digest,
-    native_has_marked,
 )
 from slipstream_ipc.row_set import RowSet
 
@@ -29,7 +29,7 @@ class Both:
     """Two logs that are asked the same: one in C where that can be had, one in numpy."""
 
     def __init__(self, rows: int) -> None:
-        self.logs = TokenLog(rows=rows), in_numpy(TokenLog(rows=rows))
+        self.logs = TokenLog(rows=rows), NumpyTokenLog(rows=rows)
 
     @property
     def num_pages_used(self) -> int:
@@ -56,11 +56,6 @@ class Both:
         free = [log.table.free[: log.table.num_free] for log in self.logs]
         assert np.array_equal(*free)
         return reference
-
-
-def in_numpy(log: TokenLog) -> TokenLog:
-    log._native = None
-    return log
 
 
 class AgainstLists(RuleBasedStateMachine):
@@ -225,10 +220,6 @@ TestAgainstLists = AgainstLists.TestCase
 TestAgainstLists.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
 
 
-NATIVE = TokenLog()._native
-needs_native = pytest.mark.skipif(NATIVE is None, reason="there is no C extension")
-
-
 def _columns(num_pages: int = 2) -> list[Any]:
     """The columns and the arguments of `append`: of two rows, the second has one full page."""
     return [
@@ -243,7 +234,6 @@ def _columns(num_pages: int = 2) -> list[Any]:
     ]
 
 
-@needs_native
 @pytest.mark.parametrize(
     ("at", "wrong"),
     [
@@ -260,17 +250,15 @@ def _columns(num_pages: int = 2) -> list[Any]:
     ],
 )
 def test_columns_that_do_not_fit_are_refused(at: int, wrong: Any) -> None:
-    assert NATIVE is not None
     args = _columns()
     args[at] = wrong
     before = [each.copy() for each in args[:5]]
     with pytest.raises((IndexError, ValueError)):
-        NATIVE.TokenPages(*args[:5]).append(*args[5:])
+        _native.TokenPages(*args[:5]).append(*args[5:])
     for each, was in zip(args[:5], before, strict=True):
         assert np.array_equal(each, was)
 
 
-@needs_native
 @pytest.mark.parametrize(
     ("at", "short"),
     [
@@ -285,16 +273,14 @@ def test_columns_that_do_not_fit_are_refused(at: int, wrong: Any) -> None:
     ],
 )
 def test_nothing_is_appended_where_something_has_to_grow(at: int, short: Any) -> None:
-    assert NATIVE is not None
     args = _columns()
     args[at] = short
     before = [each.copy() for each in args[:5]]
-    assert NATIVE.TokenPages(*args[:5]).append(*args[5:]) == -1
+    assert _native.TokenPages(*args[:5]).append(*args[5:]) == -1
     for each, was in zip(args[:5], before, strict=True):
         assert np.array_equal(each, was)
 
 
-@needs_native
 @pytest.mark.parametrize(
     ("rows", "starts", "counts", "num"),
     [
@@ -314,29 +300,25 @@ def test_nothing_is_appended_where_something_has_to_grow(at: int, short: Any) ->
 def test_positions_that_are_not_there_are_refused(
     rows: list[int], starts: list[int], counts: list[int] | None, num: int
 ) -> None:
-    assert NATIVE is not None
     lengths, tables, pool = np.array([64, 64]), np.array([[0], [-1]]), np.zeros(64, np.uint32)
     where = [None if each is None else np.array(each) for each in (rows, starts, counts)]
-    pages = NATIVE.TokenPages(lengths, lengths.copy(), tables, lengths.copy(), pool)
+    pages = _native.TokenPages(lengths, lengths.copy(), tables, lengths.copy(), pool)
     with pytest.raises((IndexError, ValueError)):
         pages.gather(np.zeros(num, np.uint32), *where)
 
 
-@needs_native
 @pytest.mark.parametrize(
     ("rows", "num"),
     [([2], 1), ([-1], 1), ([1], 1), ([3], 1), ([4], 1), ([0], 2), ([0, 0], 1), ([0], 0)],
 )
 def test_rows_without_a_last_value_are_refused(rows: list[int], num: int) -> None:
     """No such row, an empty one, one without a page, one beyond its table, columns that differ."""
-    assert NATIVE is not None
     lengths, tables = np.array([64, 0, 64, 65]), np.array([[0], [0], [-1], [0]])
-    pages = NATIVE.TokenPages(lengths, lengths.copy(), tables, lengths.copy(), np.zeros(64, "u4"))
+    pages = _native.TokenPages(lengths, lengths.copy(), tables, lengths.copy(), np.zeros(64, "u4"))
     with pytest.raises((IndexError, ValueError)):
         pages.last(np.zeros(num, np.uint32), np.array(rows))
 
 
-@needs_native
 def test_an_appender_leaves_what_it_cannot_append() -> None:
     log, rows = TokenLog(rows=4), RowSet(np.array([0, 1]))
     for row in (0, 1):
@@ -367,7 +349,7 @@ def test_an_appender_leaves_what_it_cannot_append() -> None:
     assert not twice.append(ids)
     assert log.lengths(rows).tolist() == [2, 2]
     with pytest.raises(TypeError):
-        NATIVE.RowAppender(log, None, rows, rows.array)
+        _native.RowAppender(log, None, rows, rows.array)
 
 
 def test_what_was_read_is_a_copy() -> None:
@@ -441,18 +423,16 @@ def test_marked_ids_are_found(marks: list[bool], ids: list[int]) -> None:
     expected = any(token_id < len(marks) and marks[token_id] for token_id in ids)
     columns = np.array(marks, np.bool_), np.array(ids, np.uint32)
     assert has_marked(*columns) == expected
-    assert native_has_marked()(*columns) == expected
+    assert _native.has_marked(*columns) == expected
 
 
-@needs_native
 @pytest.mark.parametrize("length", [0, 63, 127])
 def test_a_row_that_comes_twice_is_left_to_numpy(length: int) -> None:
     """Counted once, its second page would be written behind the columns."""
-    assert NATIVE is not None
     args = _columns()
     args[0][0] = length
     args[5:7] = np.array([0, 0]), np.array([7, 8], np.uint32)
     before = [each.copy() for each in args[:5]]
-    assert NATIVE.TokenPages(*args[:5]).append(*args[5:]) == -1
+    assert _native.TokenPages(*args[:5]).append(*args[5:]) == -1
     for each, was in zip(args[:5], before, strict=True):
         assert np.array_equal(each, was)

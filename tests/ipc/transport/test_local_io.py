@@ -5,23 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.oracles import local_io
 
-from slipstream_ipc.transport import local_io
-from slipstream_ipc.transport.local_io import (
-    CHUNK_BYTES,
-    PREFIX_BYTES,
-    ReadMessages,
-    SendMessage,
-    local_calls,
-)
+from slipstream_ipc import _native
+from slipstream_ipc.transport.local_socket import CHUNK_BYTES, PREFIX_BYTES
 
-BOTH = [(local_io.send_message, local_io.read_messages), local_calls()]
-both = pytest.mark.parametrize(("send", "read"), BOTH, ids=["python", "native"])
+SendMessage = Callable[[int, bytes], int]
+ReadMessages = Callable[[int, Callable[[bytes], object], int], bytes | None]
+BOTH = [(each.send_message, each.read_messages) for each in (local_io, _native)]
+both = pytest.mark.parametrize(("send", "read"), BOTH, ids=["python", "c"])
 MAX_BYTES = 2**20
 Ends = tuple[socket.socket, socket.socket]
 
@@ -38,10 +35,6 @@ def ends() -> Iterator[Ends]:
     left, right = pair()
     with left, right:
         yield left, right
-
-
-def test_there_is_a_compiler_here() -> None:
-    assert local_calls()[0] is not local_io.send_message
 
 
 def framed(messages: list[bytes]) -> bytes:

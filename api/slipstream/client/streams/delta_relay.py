@@ -25,21 +25,16 @@ from slipstream.client.streams.unread_deltas import MOST_UNREAD
 from slipstream.delta_batch import DeltaBatch
 from slipstream.delta_objects import ItemsOf
 from slipstream.outputs import Delta
+from slipstream_ipc._native import LinkNumbers
 from slipstream_ipc.messages import Deltas, LogprobColumns
-from slipstream_ipc.native.extension import MSGPACK_HEADER, SLOTS_HEADER, load_extension
-from slipstream_ipc.transport import link_numbers
+from slipstream_ipc.native.extension import IPC_HEADERS, load_extension
 from slipstream_ipc.transport.link import MAY_OWE, Link
 from slipstream_ipc.transport.local_socket import LocalConnection
 
 __all__ = ["Delivery", "DeltaRelay", "Ways", "new_delta_relay"]
 
 _SOURCE = Path(__file__).with_name("delta_relay.c")
-_HEADERS = (
-    link_numbers.HEADER,
-    MSGPACK_HEADER,
-    SLOTS_HEADER,
-    Path(__file__).with_name("plain_deltas.h"),
-)
+_HEADERS = (*IPC_HEADERS, Path(__file__).with_name("plain_deltas.h"))
 
 
 class Delivery(NamedTuple):
@@ -115,11 +110,10 @@ def new_delta_relay(
 @cache
 def load_native() -> Any:
     """The C extension, prepared; None where it, or a link in C, cannot be had."""
-    numbers = link_numbers.NativeLinkNumbers
     native: Any = load_extension("delta_relay", _SOURCE, _HEADERS)
-    if numbers is None or native is None:
+    if native is None:
         return None
-    types = (numbers, LogprobColumns, FoundStreams, StreamState, Delta, Deltas, DeltaBatch)
+    types = (LinkNumbers, LogprobColumns, FoundStreams, StreamState, Delta, Deltas, DeltaBatch)
     with suppress(TypeError):  # instances of another layout
         native.prepare(types, {})  # the ends of a batch without any, which is never written to
         return native

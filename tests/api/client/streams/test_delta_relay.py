@@ -42,8 +42,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.transport import dealer
 from slipstream_ipc.transport.codec import front_codec
-from slipstream_ipc.transport.local_io import CHUNK_BYTES
-from slipstream_ipc.transport.local_socket import LocalConnection
+from slipstream_ipc.transport.local_socket import CHUNK_BYTES, LocalConnection
 from slipstream_ipc.transport.sockets import is_numbered
 from slipstream_worker.streams.registration import answers_of
 

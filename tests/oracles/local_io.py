@@ -1,23 +1,11 @@
-"""The two system calls of a local connection: send a message, and read those that have arrived.
-
-They are functions of a descriptor that does not block. They exist twice: here, which is the
-reference, and in C (`local_io.c`), which is used where it can be compiled.
-"""
+"""The two system calls of a local connection, as `slipstream_ipc._native` makes them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
-from slipstream_ipc.native.extension import load_extension
-
-PREFIX_BYTES = 4  # a message's length, u32 little-endian
-CHUNK_BYTES = 2**14
-
-Append = Callable[[bytes], object]
-SendMessage = Callable[[int, bytes], int]
-ReadMessages = Callable[[int, Append, int], bytes | None]
+from slipstream_ipc.transport.local_socket import CHUNK_BYTES, PREFIX_BYTES
 
 
 def send_message(fd: int, message: bytes) -> int:
@@ -31,7 +19,7 @@ def send_message(fd: int, message: bytes) -> int:
         return 0
 
 
-def read_messages(fd: int, append: Append, max_bytes: int) -> bytes | None:
+def read_messages(fd: int, append: Callable[[bytes], object], max_bytes: int) -> bytes | None:
     """Read what has arrived, at most CHUNK_BYTES, and pass each whole message to `append`, up to
     one of more than `max_bytes`.
 
@@ -54,11 +42,3 @@ def read_messages(fd: int, append: Append, max_bytes: int) -> bytes | None:
         append(data[first : first + num])
         begin = first + num
     return data[begin:]
-
-
-def local_calls() -> tuple[SendMessage, ReadMessages]:
-    """`send_message` and `read_messages`, in C where that can be had."""
-    native = load_extension("local_io", Path(__file__).with_name("local_io.c"))
-    if native is None:
-        return send_message, read_messages
-    return native.send_message, native.read_messages

@@ -1,0 +1,89 @@
+"""`packaging/extensions.py`: modules in a clone are compiled once, anew where C has changed, and
+what is missing to compile them is named in one sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = "from slipstream_ipc._native import StreakCounts as S; print(S.__doc__, S().num_sent)"
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The ground floor's C alone."""
+    (tmp_path / "packaging").mkdir()
+    shutil.copy(ROOT / "packaging" / "extensions.py", tmp_path / "packaging")
+    files = [*(ROOT / "ipc").rglob("*.[ch]"), ROOT / "ipc" / "slipstream_ipc" / "__init__.py"]
+    for file in files:
+        target = tmp_path / file.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+    return tmp_path
+
+
+def run(clone: Path, program: str = PROGRAM, **variables: str) -> tuple[int, str, str]:
+    environment = {**os.environ, "PYTHONPATH": str(clone / "ipc"), **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout.strip(), done.stderr
+
+
+def module(clone: Path) -> Path:
+    [found] = (clone / "ipc" / "slipstream_ipc").glob("_native*.so")
+    return found
+
+
+def test_it_is_compiled_once_and_where_c_or_a_header_has_changed(clone: Path) -> None:
+    assert run(clone) == (0, "None 1", "")
+    made = module(clone).stat()
+    assert run(clone) == (0, "None 1", "")
+    assert module(clone).stat().st_ino == made.st_ino
+    for name in ("streak.c", "streak.h"):
+        (clone / "ipc" / "slipstream_ipc" / "history" / name).touch()
+        assert run(clone) == (0, "None 1", "")
+        assert module(clone).stat().st_mtime_ns > made.st_mtime_ns
+        made = module(clone).stat()
+
+
+def test_programs_that_start_at_once_compile_once(clone: Path) -> None:
+    compiler, log = clone / "compiler", clone / "log"
+    compiler.write_text(f'#!/bin/sh\necho compiled >>{log}\nexec cc "$@"\n')
+    compiler.chmod(0o755)
+    environment = {**os.environ, "PYTHONPATH": str(clone / "ipc"), "CC": str(compiler)}
+    command = [sys.executable, "-c", PROGRAM]
+    started = [subprocess.Popen(command, env=environment) for _ in range(4)]
+    assert [each.wait() for each in started] == 4 * [0]
+    assert log.read_text() == "compiled\n"
+
+
+def test_what_fails_to_compile_leaves_nothing(clone: Path) -> None:
+    source = clone / "ipc" / "slipstream_ipc" / "history" / "streak.c"
+    source.write_text(source.read_text() + "\nno C\n")
+    code, _, said = run(clone)
+    assert code == 1
+    assert said.startswith("the C module of slipstream_ipc failed to compile:\n")
+    assert "streak.c" in said
+    assert {each.name for each in source.parents[1].iterdir()} >= {"_native.c"}
+    assert not list(source.parents[1].glob("*.so"))
+
+
+@pytest.mark.parametrize("without", ["compiler", "headers"])
+def test_what_is_missing_is_named_in_a_sentence(clone: Path, without: str) -> None:
+    if without == "compiler":
+        program, lacks = PROGRAM, "there is no C compiler"
+    else:
+        hidden = "import sysconfig; sysconfig.get_path = lambda _name: '/nowhere'; "
+        program, lacks = hidden + PROGRAM, "the headers of Python are missing"
+    path = "/nowhere" if without == "compiler" else os.environ["PATH"]
+    where = "Slipstream's C modules have to be compiled here"
+    how = "on Debian and Ubuntu: apt-get install gcc python3-dev"
+    assert run(clone, program, PATH=path) == (1, "", f"{where}, and {lacks}; {how}\n")
