@@ -4,27 +4,33 @@
   that C is never older than the Python around it; so does this file as a program.
 - The processor is the baseline that every wheel of its platform has: x86-64-v2, or aarch64.
 - The environment variables CC, CFLAGS and LDFLAGS mean what they mean to other builds.
+- Each process of a clone asks whether anything has changed, so what only a compilation needs is
+  imported there, and the files that a module was made of are listed beside it.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import platform
 import shlex
-import shutil
-import subprocess
-import sysconfig
-import tempfile
 import time
+from collections.abc import Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
-PACKAGES = {"slipstream_ipc": "ipc/slipstream_ipc"}
+PACKAGES = {
+    "slipstream": "api/slipstream",
+    "slipstream_core": "engine_core/slipstream_core",
+    "slipstream_ipc": "ipc/slipstream_ipc",
+    "slipstream_worker": "output_worker/slipstream_worker",
+}
 """The folders of packages with a C module, in a clone and in sdists."""
 
-FILE = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+FILE = f"_native{EXTENSION_SUFFIXES[0]}"
 """The name of a module's file, in its package's folder."""
 
+_MADE_OF = f"{FILE}.inputs"
 _NOT_OF_MODULES = ("kernels", "sharding")  # compiled where they run, for its processor
 _BASELINE = {
     # x86-64-v2, as compilers before GCC 11 know it
@@ -47,24 +53,17 @@ class CannotCompileError(SystemExit):
     """
 
 
-def sources(folder: Path) -> list[Path]:
-    """The C files of a package's module."""
-    return [
-        each for each in sorted(folder.rglob("*.c")) if not is_compiled_where_it_runs(each, folder)
-    ]
-
-
-def is_compiled_where_it_runs(path: Path, folder: Path) -> bool:
-    """True for the C of a package that a wheel carries as source."""
-    return path.relative_to(folder).parts[0] in _NOT_OF_MODULES
-
-
 def compile_module(root: Path, package: str, target: Path) -> None:
     """Compile the module of a package below `root` into the file `target`, all or nothing.
 
     Raises: CannotCompileError.
     """
-    compiler, began = _compiler(), time.time_ns()
+    import platform
+    import subprocess
+    import sysconfig
+    import tempfile
+
+    compiler = _compiler()
     folders = dict.fromkeys(each.parent for each in _headers(root))
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
         made = Path(temporary, target.name)
@@ -72,14 +71,28 @@ def compile_module(root: Path, package: str, target: Path) -> None:
             *(*compiler, *_FLAGS, *_BASELINE.get(platform.machine(), ())),
             *(f"-I{folder}" for folder in (*folders, sysconfig.get_path("include"))),
             *shlex.split(os.environ.get("CFLAGS", "")),
-            *("-o", str(made), *map(str, sources(root / PACKAGES[package]))),
+            *("-o", str(made), *map(str, _sources(root, package))),
             *shlex.split(os.environ.get("LDFLAGS", "")),
         ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise CannotCompileError(f"the C module of {package} failed to compile:\n{done.stderr}")
-        os.utime(made, ns=(began, began))  # what changes from now on is newer
         made.replace(target)
+
+
+def add_to_wheel(
+    root: Path, packages: Sequence[str], folder: Path, build_data: dict[str, Any]
+) -> None:
+    """Compile the modules of packages into an empty folder, from which hatchling takes them.
+
+    Raises: CannotCompileError.
+    """
+    build_data.update(pure_python=False, infer_tag=True)
+    for package in packages:
+        made = folder / package / FILE
+        made.parent.mkdir()
+        compile_module(root, package, made)
+        build_data["force_include"][str(made)] = f"{package}/{FILE}"
 
 
 def compile_changed(root: Path) -> None:
@@ -94,20 +107,35 @@ def compile_changed(root: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for package in changed:
             if _has_changed(root, package):
-                compile_module(root, package, _in_place(root, package))
+                _compile_in_place(root, package)
 
 
-def _in_place(root: Path, package: str) -> Path:
-    return root / PACKAGES[package] / FILE
+def _compile_in_place(root: Path, package: str) -> None:
+    began = time.time_ns()
+    folder = root / PACKAGES[package]
+    inputs = [*_sources(root, package), *_headers(root), Path(__file__).absolute()]
+    (folder / _MADE_OF).unlink(missing_ok=True)
+    compile_module(root, package, folder / FILE)
+    os.utime(folder / FILE, ns=(began, began))  # what changes from then on is newer
+    (folder / _MADE_OF).write_text("\n".join(os.path.relpath(each, root) for each in inputs))
 
 
 def _has_changed(root: Path, package: str) -> bool:
+    folder = os.path.join(root, PACKAGES[package])
     try:
-        made = _in_place(root, package).stat().st_mtime_ns
+        made = os.stat(os.path.join(folder, FILE)).st_mtime_ns
+        with open(os.path.join(folder, _MADE_OF)) as file:
+            inputs = file.read().split("\n")
+        return any(os.stat(os.path.join(root, each)).st_mtime_ns >= made for each in inputs)
     except OSError:
         return True
-    used = (*sources(root / PACKAGES[package]), *_headers(root), Path(__file__))
-    return any(each.stat().st_mtime_ns >= made for each in used)
+
+
+def _sources(root: Path, package: str) -> list[Path]:
+    """The C files of a package's module."""
+    folder = root / PACKAGES[package]
+    found = sorted(folder.rglob("*.c"))
+    return [each for each in found if each.relative_to(folder).parts[0] not in _NOT_OF_MODULES]
 
 
 def _headers(root: Path) -> list[Path]:
@@ -117,6 +145,9 @@ def _headers(root: Path) -> list[Path]:
 
 
 def _compiler() -> list[str]:
+    import shutil
+    import sysconfig
+
     given = shlex.split(os.environ.get("CC", ""))
     found = given or [each for each in _COMPILERS if shutil.which(each)][:1]
     if not found or shutil.which(found[0]) is None:

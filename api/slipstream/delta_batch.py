@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from slipstream.delta_objects import EntryObjects, native_objects
+from slipstream.compiled import EntryObjects
+from slipstream.delta_objects import objects_of
 from slipstream_ipc.columns import f32, pack_u32, u32
 from slipstream_ipc.messages import AnswerEvent, Deltas, End, EventKind, LogprobColumns
 
@@ -232,12 +233,10 @@ class DeltaBatch:
         )
 
     @property
-    def objects(self) -> EntryObjects | None:
-        """The C objects that build `token_ids` and `logprobs`; None if the extension is not
-        available.
-        """
+    def objects(self) -> EntryObjects:
+        """The objects that make `token_ids` and `logprobs` in C."""
         if self._objects is None:
-            self._objects = native_objects(self.message, Logprob)
+            self._objects = objects_of(self.message, Logprob)
         return self._objects
 
     @property

@@ -5,8 +5,8 @@
  * DeltaMaker calls its class. Columns come from another process: their lengths are compared with
  * each other before anything is read.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
+
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -290,7 +290,7 @@ static PyType_Slot object_slots[] = {{Py_tp_new, new_objects},
                                      {Py_tp_methods, object_methods},
                                      {0, NULL}};
 static PyType_Spec object_spec = {
-    .name = "delta_objects.EntryObjects",
+    .name = "slipstream._native.EntryObjects",
     .basicsize = sizeof(EntryObjects),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = object_slots,
@@ -469,7 +469,7 @@ static PyType_Slot getter_slots[] = {{Py_tp_new, new_getter},
                                      {Py_tp_members, getter_members},
                                      {0, NULL}};
 static PyType_Spec getter_spec = {
-    .name = "delta_objects.ColumnGetter",
+    .name = "slipstream._native.ColumnGetter",
     .basicsize = sizeof(ColumnGetter),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = getter_slots,
@@ -606,7 +606,7 @@ static PyType_Slot maker_slots[] = {{Py_tp_new, new_maker},
                                     {Py_tp_methods, maker_methods},
                                     {0, NULL}};
 static PyType_Spec maker_spec = {
-    .name = "delta_objects.DeltaMaker",
+    .name = "slipstream._native.DeltaMaker",
     .basicsize = sizeof(DeltaMaker),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = maker_slots,
@@ -616,7 +616,7 @@ static PyType_Slot items_slots[] = {{Py_tp_dealloc, dealloc_items},
                                     {Py_tp_iternext, next_item},
                                     {0, NULL}};
 static PyType_Spec items_spec = {
-    .name = "delta_objects.DeltaItems",
+    .name = "slipstream._native.DeltaItems",
     .basicsize = sizeof(DeltaItems),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = items_slots,
@@ -624,26 +624,15 @@ static PyType_Spec items_spec = {
 
 /* ---- the module ------------------------------------------------------------------------- */
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "delta_objects", .m_size = -1};
-
-PyMODINIT_FUNC PyInit_delta_objects(void)
+int add_delta_objects(PyObject *module)
 {
-    PyObject *module = PyModule_Create(&definition), *getter = NULL, *maker = NULL;
-    if (module == NULL)
-        return NULL;
     objects_name = PyUnicode_InternFromString("objects");
     no_bytes = PyBytes_FromStringAndSize(NULL, 0);
-    objects_type = (PyTypeObject *)PyType_FromSpec(&object_spec);
     items_type = (PyTypeObject *)PyType_FromSpec(&items_spec);
-    getter = PyType_FromSpec(&getter_spec);
-    maker = PyType_FromSpec(&maker_spec);
-    if (objects_name == NULL || no_bytes == NULL || objects_type == NULL || items_type == NULL ||
-        getter == NULL || maker == NULL || PyModule_AddObjectRef(module, "DeltaMaker", maker) < 0 ||
-        PyModule_AddObjectRef(module, "EntryObjects", (PyObject *)objects_type) < 0 ||
-        PyModule_AddObjectRef(module, "ColumnGetter", getter) < 0)
-        Py_CLEAR(module);
-    Py_XDECREF(getter);
-    Py_XDECREF(maker);
-    return module;
+    if (objects_name == NULL || no_bytes == NULL || items_type == NULL)
+        return -1;
+    objects_type = add_type(module, &object_spec);
+    if (objects_type == NULL || add_type(module, &getter_spec) == NULL)
+        return -1;
+    return add_type(module, &maker_spec) == NULL ? -1 : 0;
 }

@@ -4,8 +4,8 @@
  * is not taken has had no effect. The rows were checked against the columns when the relay was made:
  * those of `loops` and `pages` do not change their size while these objects live.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
+
 #include <structmember.h>
 #include <time.h>
 
@@ -29,7 +29,7 @@ enum { NOT_TAKEN = 0, TAKEN = 1, UNREPORTED = 2, UNSENT = 4 };
 enum { ROWS, ORDER, OTHERS, BOUNDS, BUCKETS, TOTAL, COUNTERS, NUM_ADDED, BEGINS, ENDS, NUM_VIEWS };
 enum { NUM_MESSAGES, NUM_DELTAS, NUM_DELIVERED, NUM_COUNTERS };
 
-static PyTypeObject *numbers_type, *loops_type, *pages_type; /* see `prepare` */
+static PyTypeObject *numbers_type, *loops_type, *pages_type;
 static PyObject *columns_type;
 static PyObject *num_free_name;
 
@@ -149,10 +149,6 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
     PyObject *columns[NUM_VIEWS];
     PyObject *deferred;
     long long max_unacked, may_owe, width, max_deferred;
-    if (numbers_type == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "StepRelay: `prepare` comes first");
-        return NULL;
-    }
     if (keywords != NULL && PyDict_GET_SIZE(keywords)) {
         PyErr_SetString(PyExc_TypeError, "StepRelay: no keywords");
         return NULL;
@@ -604,44 +600,17 @@ static PyType_Slot slots[] = {
 };
 
 static PyType_Spec spec = {
-    "step_relay.StepRelay", sizeof(StepRelay), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+    "slipstream_worker._native.StepRelay", sizeof(StepRelay), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 
-/* prepare(LinkNumbers, RowLoops, TokenPages, LogprobColumns): the types of what it works on */
-static PyObject *prepare(PyObject *module, PyObject *args)
-{
-    (void)module;
-    PyObject *types[4];
-    if (!PyArg_ParseTuple(args, "O!O!O!O", &PyType_Type, &types[0], &PyType_Type, &types[1],
-                          &PyType_Type, &types[2], &types[3]))
-        return NULL;
-    Py_XSETREF(columns_type, Py_NewRef(types[3]));
-    Py_XSETREF(numbers_type, (PyTypeObject *)Py_NewRef(types[0]));
-    Py_XSETREF(loops_type, (PyTypeObject *)Py_NewRef(types[1]));
-    Py_XSETREF(pages_type, (PyTypeObject *)Py_NewRef(types[2]));
-    Py_RETURN_NONE;
-}
-
-static PyMethodDef functions[] = {
-    {"prepare", prepare, METH_VARARGS, NULL},
-    {0},
-};
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "step_relay", 0, -1, functions, 0, 0, 0, 0};
-
-PyMODINIT_FUNC PyInit_step_relay(void)
+int add_step_relay(PyObject *module)
 {
     num_free_name = PyUnicode_InternFromString("num_free");
-    if (num_free_name == NULL)
-        return NULL;
-    PyObject *module = PyModule_Create(&definition);
-    if (module == NULL)
-        return NULL;
-    PyObject *type = PyType_FromSpec(&spec);
-    if (type == NULL || PyModule_AddObject(module, "StepRelay", type) < 0) {
-        Py_XDECREF(type);
-        Py_DECREF(module);
-        return NULL;
-    }
-    return module;
+    numbers_type = type_of("slipstream_ipc._native", "LinkNumbers");
+    pages_type = type_of("slipstream_ipc._native", "TokenPages");
+    columns_type = (PyObject *)type_of("slipstream_ipc.messages", "LogprobColumns");
+    loops_type = (PyTypeObject *)PyObject_GetAttrString(module, "RowLoops");
+    if (num_free_name == NULL || numbers_type == NULL || pages_type == NULL ||
+        columns_type == NULL || loops_type == NULL)
+        return -1;
+    return add_type(module, &spec) == NULL ? -1 : 0;
 }

@@ -15,23 +15,19 @@ with the same effect.
 from __future__ import annotations
 
 from operator import is_
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from slipstream_ipc._native import LinkNumbers, TokenPages
 from slipstream_ipc.history.logprob_log import MAX_DEFERRED
-from slipstream_ipc.messages import LogprobColumns
-from slipstream_ipc.native.extension import IPC_HEADERS, load_extension
 from slipstream_ipc.telemetry.histogram import bounds
 from slipstream_ipc.telemetry.timeline import RecentSpans
 from slipstream_ipc.transport.local_socket import LocalConnection
+from slipstream_worker._native import StepRelay
 from slipstream_worker.clients.deltas import most_in_a_message
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.core_link import MAY_OWE, CoreLink
-from slipstream_worker.streams import row_loops
 from slipstream_worker.streams.stream import WorkerStreamTable
 from slipstream_worker.streams.stream_columns import StreamColumns
 
@@ -40,20 +36,7 @@ __all__ = ["TAKEN", "UNREPORTED", "UNSENT", "RelayMaker", "StepRelay"]
 # what becomes of a message: 0 if it was not taken, else TAKEN and what is still to be done
 TAKEN, UNREPORTED, UNSENT = 1, 2, 4
 
-_SOURCE = Path(__file__).with_name("step_relay.c")
-_HEADERS = (*IPC_HEADERS, row_loops.HEADER)
 _UNBOUNDED = 2**62
-
-
-class StepRelay(Protocol):
-    """Relays the steps of some rows."""
-
-    step: int  # number of the latest step taken
-    connection: LocalConnection  # to the core
-
-    def take(self, message: bytes, now: float) -> int:
-        """Process a core's message that has arrived; return its outcome: TAKEN, … or 0."""
-        ...
 
 
 class RelayBasis(NamedTuple):
@@ -86,7 +69,6 @@ class RelayMaker:
     ) -> None:
         """recent: of the loop's turns that handled a step."""
         self._recent = recent
-        self._native = _native()
         self._core = core
         self._streams = streams
         self._columns = columns
@@ -98,7 +80,7 @@ class RelayMaker:
 
     def find(self) -> StepRelay | None:
         """The relay for steps like the latest one; None if there can be none now."""
-        basis = None if self._native is None else self._found()
+        basis = self._found()
         if basis is None:
             return None
         if self._basis is None or not all(map(is_, basis, self._basis)):
@@ -148,8 +130,7 @@ class RelayMaker:
         if (widths != width).any() or (width and deferred is None):
             return None
         order = np.arange(len(rows)) if width else np.argsort(rows)  # as `deltas.build` has them
-        assert self._native is not None
-        relay: StepRelay = self._native.StepRelay(
+        return StepRelay(
             basis.core,
             basis.client,
             basis.loops,
@@ -167,14 +148,3 @@ class RelayMaker:
             basis.from_core,
             (width, deferred, MAX_DEFERRED),
         )
-        return relay
-
-
-def _native() -> Any:
-    """The C extension, prepared; None where it, or what it works on, cannot be had."""
-    loops = row_loops.native_row_loops()
-    native: Any = load_extension("step_relay", _SOURCE, _HEADERS)
-    if loops is None or native is None:
-        return None
-    native.prepare(LinkNumbers, loops.RowLoops, TokenPages, LogprobColumns)
-    return native

@@ -1,5 +1,5 @@
 """Collects the client's files for hatchling: in a clone they lie beside those of slipstream, in an
-sdist below `sources/`. A wheel has the C modules compiled.
+sdist below `sources/`. A wheel has C compiled.
 """
 
 from __future__ import annotations
@@ -32,17 +32,14 @@ class ClientFiles(BuildHookInterface[Any]):
             target = Path(folder).name if is_wheel else f"sources/{folder}"
             for name in names:
                 for path in _files(root / folder / name):
-                    included[str(path)] = f"{target}/{path.relative_to(root / folder)}"
+                    if not (is_wheel and path.suffix in (".c", ".h")):
+                        included[str(path)] = f"{target}/{path.relative_to(root / folder)}"
         if not is_wheel:
             included[extensions.__file__] = "sources/packaging/extensions.py"
             return
-        build_data.update(pure_python=False, infer_tag=True)
         self._compiled = tempfile.TemporaryDirectory()
-        for package, folder in extensions.PACKAGES.items():
-            made = Path(self._compiled.name, package, extensions.FILE)
-            made.parent.mkdir()
-            extensions.compile_module(root, package, made)
-            included[str(made)] = f"{Path(folder).name}/{made.name}"
+        packages = [Path(folder).name for folder in self.config["sources"]]
+        extensions.add_to_wheel(root, packages, Path(self._compiled.name), build_data)
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Called after a build."""
@@ -53,5 +50,6 @@ class ClientFiles(BuildHookInterface[Any]):
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    found = sorted(each for each in path.rglob("*") if each.is_file() and each.suffix != ".so")
-    return [each for each in found if "__pycache__" not in each.parts]
+    found = sorted(each for each in path.rglob("*") if each.is_file())
+    made = (".pyc", ".so", ".inputs")
+    return [each for each in found if each.suffix not in made]

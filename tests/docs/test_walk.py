@@ -42,7 +42,12 @@ from slipstream_worker.tokenizer.prompt_rendering import render
 PAGE = (ROOT / "docs" / "walk.md").read_text()
 WALKED, _, OTHERS = PAGE.partition("\n## Other ways\n")
 PACKAGES = ["api", "ipc", "engine_core", "output_worker"]
-FILES = [each.relative_to(ROOT) for package in PACKAGES for each in (ROOT / package).rglob("*.py")]
+FILES = [
+    each.relative_to(ROOT)
+    for package in PACKAGES
+    for each in (ROOT / package).rglob("*.py*")
+    if each.suffix != ".pyc"
+]
 MESSAGES = [{"role": "user", "content": "What are lambdas?"}]
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 LIMITS: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "temperature": 0}
@@ -50,7 +55,7 @@ LIMITS: dict[str, Any] = {"max_tokens": 40, "ignore_eos": True, "temperature": 0
 
 def named(text: str) -> list[tuple[str, str]]:
     """The functions and classes that a part of the page names: the end of a path, and the name."""
-    found = re.findall(r"`([\w/]+\.py)::([\w.]+)`", text)
+    found = re.findall(r"`([\w/]+\.pyi?)::([\w.]+)`", text)
     return list(dict.fromkeys(found))
 
 

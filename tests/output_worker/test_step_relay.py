@@ -43,8 +43,6 @@ FACTORY = TableDetokenizerFactory(TokenTable(mode="bytelevel", pieces=PIECES, sp
 BEGIN_S = 100.0
 IDS = st.sampled_from([1, 1, 1, 1, 2, 3, 4, 5, 6, 7, 8, EOS])
 
-needs_relays = pytest.mark.skipif(step_relay._native() is None, reason="there is no C compiler")
-
 
 class Path(OutputPath):
     """A core, a worker and a client whose turns are chosen."""
@@ -62,8 +60,8 @@ class Path(OutputPath):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(time, "monotonic", lambda: BEGIN_S)
             if not relays:
-                patch.setattr(step_relay, "_native", lambda: None)
-                patch.setattr(sender, "native_plain_step", lambda: None)
+                patch.setattr(step_relay.RelayMaker, "find", lambda _self: None)
+                patch.setattr(sender.WorkerSender, "_plain_sender", lambda *_, **__: None)
             super().__init__(
                 workload, num, params, FACTORY, len(PIECES), Stopwatch(CollectionWatch())
             )
@@ -114,7 +112,6 @@ class Path(OutputPath):
         ]
 
 
-@needs_relays
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_relayed_steps_send_the_same_messages(data: st.DataObject) -> None:
@@ -148,7 +145,6 @@ def test_relayed_steps_send_the_same_messages(data: st.DataObject) -> None:
             path.close()
 
 
-@needs_relays
 @pytest.mark.parametrize("logprobs", [None, 2])
 def test_nearly_all_steps_of_streams_that_go_on_are_relayed(logprobs: int | None) -> None:
     params = SamplingParams(logprobs=logprobs)
@@ -161,7 +157,6 @@ def test_nearly_all_steps_of_streams_that_go_on_are_relayed(logprobs: int | None
     path.close()
 
 
-@needs_relays
 @pytest.mark.parametrize("wants", [0, WANTS_LOAD])
 def test_a_client_that_reads_nothing_does_not_keep_steps_from_being_relayed(wants: int) -> None:
     path = Path([[1 + step % 5 for step in range(100)]] * 3, SamplingParams(), relays=True)
@@ -183,7 +178,6 @@ def test_a_client_that_reads_nothing_does_not_keep_steps_from_being_relayed(want
     path.close()
 
 
-@needs_relays
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_message_that_is_not_the_next_plain_step_has_no_effect(data: st.DataObject) -> None:
@@ -218,7 +212,6 @@ def test_a_message_that_is_not_the_next_plain_step_has_no_effect(data: st.DataOb
     path.close()
 
 
-@needs_relays
 def test_what_a_relay_cannot_be_made_of() -> None:
     path = Path([[1] * 12] * 2, SamplingParams(), relays=True)
     while path.worker._relay is None:
@@ -250,7 +243,7 @@ def test_what_a_relay_cannot_be_made_of() -> None:
             "logprobs": (0, None, 16),
             **other,
         }
-        return step_relay._native().StepRelay(*given.values())
+        return step_relay.StepRelay(*given.values())
 
     assert made()
     for wrong in (

@@ -125,8 +125,13 @@ def test_each_file_of_the_packages_is_in_one_wheel(wheel: Path, client_wheel: Pa
     assert not ours & clients
     tracked = run(["git", "ls-files", *SOURCES], ROOT).split()
     expected = {name.split("/", 1)[1] for name in tracked if (ROOT / name).is_file()}
-    compiled = {f"slipstream_ipc/_native{sysconfig.get_config_var('EXT_SUFFIX')}"}
-    assert ours | clients == expected | compiled
+    where_it_runs = ("slipstream_core/kernels/cpu/", "slipstream_core/sharding/")
+    expected = {
+        name for name in expected if name.startswith(where_it_runs) or name[-2:] not in (".c", ".h")
+    }
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    with_c = ("slipstream", "slipstream_core", "slipstream_ipc", "slipstream_worker")
+    assert ours | clients == expected | {f"{package}/_native{suffix}" for package in with_c}
     assert {name.split("/")[0] for name in clients} == {"slipstream", "slipstream_ipc"}
 
 
@@ -141,9 +146,8 @@ def test_the_distributions_have_one_version_and_the_server_asks_for_it() -> None
     assert (RAY.parent / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     assert f"slipstream-client=={version}" in server["project"]["dependencies"]
     theirs = client["tool"]["hatch"]["build"]["hooks"]["custom"]["sources"]["api/slipstream"]
-    assert server["tool"]["hatch"]["build"]["exclude"] == [
-        f"/api/slipstream/{name}" for name in theirs
-    ]
+    excluded = server["tool"]["hatch"]["build"]["targets"]["wheel"]["exclude"]
+    assert excluded[3:] == [f"/api/slipstream/{name}" for name in theirs]
     assert set(client["project"]["dependencies"]) < set(server["project"]["dependencies"])
     assert (CLIENT.parent / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
@@ -218,6 +222,25 @@ def test_a_fresh_clone_needs_nothing_but_hatchling(tmp_path: Path) -> None:
     assert command.endswith(f" -c {clone}/constraints.txt hatchling")
 
 
+@pytest.mark.parametrize("name", ["slipstream", "slipstream_client"])
+def test_an_sdist_without_a_compiler_says_what_to_install(
+    name: str, built: Path, tmp_path: Path
+) -> None:
+    [path] = built.glob(f"{name}-*.tar.gz")
+    with tarfile.open(path) as archive:
+        archive.extractall(tmp_path, filter="data")
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel"],
+        cwd=tmp_path / path.name.removesuffix(".tar.gz"),
+        env=ENVIRONMENT | {"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("apt-get install gcc python3-dev")
+
+
 def test_the_sdist_has_the_packages_and_no_tests(built: Path) -> None:
     [path] = built.glob("slipstream-*.tar.gz")
     with tarfile.open(path) as archive:
@@ -272,5 +295,6 @@ def test_it_answers_from_the_model_that_the_wheel_brings(environment: Path, tmp_
     asked += ["--temperature", "0"]  # else a word or two may be all
     with tempfile.TemporaryDirectory(prefix="run-") as short:  # a socket's path has 100 bytes
         private = {"XDG_RUNTIME_DIR": short, "HOME": str(tmp_path)}
+        private["PATH"] = str(environment / "bin")  # where there is no compiler
         said = run([environment / "bin" / "slipstream", *asked], tmp_path, **private)
     assert len(said.split()) > 3

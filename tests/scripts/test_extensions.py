@@ -20,7 +20,11 @@ PROGRAM = "from slipstream_ipc._native import StreakCounts as S; print(S.__doc__
 def clone(tmp_path: Path) -> Path:
     """The ground floor's C alone."""
     (tmp_path / "packaging").mkdir()
-    shutil.copy(ROOT / "packaging" / "extensions.py", tmp_path / "packaging")
+    text = (ROOT / "packaging" / "extensions.py").read_text()
+    ours, rest = text.split("PACKAGES = {", 1)
+    rest = rest.partition("}")[2]
+    program = f'{ours}PACKAGES = {{"slipstream_ipc": "ipc/slipstream_ipc"}}{rest}'
+    (tmp_path / "packaging" / "extensions.py").write_text(program)
     files = [*(ROOT / "ipc").rglob("*.[ch]"), ROOT / "ipc" / "slipstream_ipc" / "__init__.py"]
     for file in files:
         target = tmp_path / file.relative_to(ROOT)

@@ -15,7 +15,6 @@ import numpy as np
 from slipstream.cli.options.parser import Parser
 from slipstream.client.placing.member_load import MemberLoad
 from slipstream.client.placing.placement import Placement
-from slipstream.client.placing.prefix_memory import load_native
 from slipstream.client.placing.prompt_keys import chat_key
 from slipstream_bench.common.measures import Row
 from slipstream_bench.common.options import Option, add, fill_in, integer, many
@@ -33,7 +32,7 @@ _PARTS = ("load_us", "key_us", "choose_us", "note_us")
 _BY = ("replicas", "prompt_chars")
 _COLUMNS = (
     *_BY,
-    *("key_us", "choose_us", "note_us", "placing_us", "placing_p99_us", "load_us", "is_native"),
+    *("key_us", "choose_us", "note_us", "placing_us", "placing_p99_us", "load_us"),
     "runs",
 )
 _OPTIONS = (
@@ -95,7 +94,6 @@ def measure_route(num_replicas: int, prompt_chars: int, num_requests: int) -> Ro
         **medians,
         "placing_us": round(float(np.median(placing_us)), 2),
         "placing_p99_us": round(float(np.percentile(placing_us, 99)), 2),
-        "is_native": load_native() is not None,
     }
 
 

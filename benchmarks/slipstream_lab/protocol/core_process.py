@@ -15,6 +15,7 @@ from msgspec import Struct
 from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.factory import import_runner, load_runner
+from slipstream_core.workers.sender import WorkerSender
 from slipstream_ipc.process import start_child
 from slipstream_lab.common.bench_core import run_core
 from slipstream_lab.protocol.cumulative import Counted, WholeHistories
@@ -44,7 +45,7 @@ def main() -> int:
         return core
 
     # steps pass the codec, which writes them in its own way and counts them
-    with patch("slipstream_core.workers.sender.native_plain_step", lambda: None):
+    with patch.object(WorkerSender, "_plain_sender", lambda *_, **__: None):
         return run_core(stop, assemble, lambda: codec.sent, config.record)
 
 

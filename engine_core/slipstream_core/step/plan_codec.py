@@ -4,8 +4,8 @@ The bytes are a header of int64 and then the plan's columns, each at a multiple 
 native byte order. The header has the plan's counts and flags; dtypes and shapes of the columns
 follow from them, so the bytes hold no type, no name and no offset.
 
-Plans are checked and written in C (`plan_pack.c`) where that can be had. `PlanBounds.check` and
-`_write` are its reference, and tell what is wrong with a plan.
+Plans are checked and written in C (`plan_pack.c`). What it does not take is a plan with scored
+positions, which `_write` writes, or a wrong one: `PlanBounds.check` says what is wrong with it.
 
 What only rank 0 reads stays there: a prompt's rows and targets, and what is sampled by, but for the
 temperatures and seeds of a plan that is `sliced`. In a plan that is read these columns are empty,
@@ -14,19 +14,17 @@ and flags and limits those of a greedy step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import lru_cache
 from hashlib import blake2b
-from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_core._native import PlanPacker
 from slipstream_core.step.columns import PlanColumn
 from slipstream_core.step.plan import COLUMNS, PromptPlan, StepPlan
 from slipstream_core.step.plan_check import PlanBounds
-from slipstream_ipc.native.extension import load_extension
 
 Column = npt.NDArray[Any]
 
@@ -73,13 +71,6 @@ _UNSAMPLED: Final[dict[str, Any]] = {
 }
 
 
-@cache
-def native_packer() -> Callable[..., Any] | None:
-    """`Packer` of `plan_pack.c`; None where that cannot be had."""
-    native: Any = load_extension("plan_pack", Path(__file__).with_name("plan_pack.c"))
-    return None if native is None else cast("Callable[..., Any]", native.Packer)
-
-
 def packed_bytes(plan: StepPlan) -> int:
     """The number of bytes that `PlanBuffer.pack` writes for this plan."""
     return _size(_counts(plan))
@@ -92,11 +83,12 @@ class PlanBuffer:
     mostly the same, and finding the columns costs more than copying them.
     """
 
-    def __init__(self, buffer: memoryview, *, is_native: bool = True) -> None:
-        """buffer: begins at a multiple of 8 bytes. is_native: C may be used."""
+    def __init__(self, buffer: memoryview) -> None:
+        """buffer: begins at a multiple of 8 bytes."""
         self._buffer = buffer
-        self._native = native_packer() if is_native else None
-        self._packer: Any = None  # of plans with these fixed counts, within these bounds
+        self._packer: PlanPacker | None = (
+            None  # of plans with these fixed counts, within these bounds
+        )
         self._packs: tuple[tuple[int, ...], int, PlanBounds | None] | None = None
         self._layout: tuple[int, ...] = ()  # the fixed counts
         self._columns: dict[str, Any] = {}  # by token and by row
@@ -116,7 +108,7 @@ class PlanBuffer:
         size = _size(counts)
         if size > self._buffer.nbytes:
             raise PlanBytesError(f"a plan of {size} bytes in a buffer of {self._buffer.nbytes}")
-        if self._native is not None and self._pack_natively(plan, counts, bounds):
+        if self._packs_in_c(plan, counts, bounds):
             return size
         header, prompt = self._header, plan.prompt
         header[0] = 0
@@ -136,18 +128,19 @@ class PlanBuffer:
         """The bytes of the plan that was written."""
         return self._buffer[:size]
 
-    def _pack_natively(
+    def _packs_in_c(
         self, plan: StepPlan, counts: tuple[int, ...], bounds: PlanBounds | None
     ) -> bool:
         """Write a plan in C; return True if that was done."""
         packs = counts[:_NUM_FIXED], _slices(plan), bounds
-        if self._packs != packs:
+        if self._packer is None or self._packs != packs:
             self._packer = self._new_packer(*packs)
             self._packs = packs
-        is_written: bool = self._packer.pack(plan)
-        return is_written
+        return self._packer.pack(plan)
 
-    def _new_packer(self, fixed: tuple[int, ...], slices: int, bounds: PlanBounds | None) -> Any:
+    def _new_packer(
+        self, fixed: tuple[int, ...], slices: int, bounds: PlanBounds | None
+    ) -> PlanPacker:
         named = dict(zip(_COUNTS, fixed, strict=False)) | {"E": -1}  # -1: as many as the plan has
         checks = {} if bounds is None else bounds.checks()
         fields = []
@@ -160,8 +153,7 @@ class PlanBuffer:
         words = (_MAGIC, at, 0, 0, 0, slices, *fixed, 0, 0)
         names = [field.name for field in _PLAN_FIELDS]
         pair = (-1, -1) if bounds is None else (names.index("query_lens"), names.index("kv_lens"))
-        assert self._native is not None
-        return self._native(self._buffer, words, tuple(fields), *pair)
+        return PlanPacker(self._buffer, words, tuple(fields), *pair)
 
     def view(self) -> StepPlan:
         """The plan that was written; its columns are views, good until another one is written.

@@ -5,8 +5,8 @@
  * False, and the slot holds no plan, for anything that it does not take: then the reference says what
  * is wrong, or writes the plan.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
+
 #include <stdint.h>
 #include <string.h>
 
@@ -289,25 +289,15 @@ static PyType_Slot packer_slots[] = {
     {0},
 };
 
-static PyType_Spec packer_spec = {"plan_pack.Packer", sizeof(Packer), 0, Py_TPFLAGS_DEFAULT,
+static PyType_Spec packer_spec = {"slipstream_core._native.PlanPacker", sizeof(Packer), 0, Py_TPFLAGS_DEFAULT,
                                   packer_slots};
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "plan_pack", 0, -1, 0, 0, 0, 0, 0};
-
-PyMODINIT_FUNC PyInit_plan_pack(void)
+int add_plan_pack(PyObject *module)
 {
     step_name = PyUnicode_InternFromString("step");
     num_decodes_name = PyUnicode_InternFromString("num_decodes");
     prompt_name = PyUnicode_InternFromString("prompt");
     if (step_name == NULL || num_decodes_name == NULL || prompt_name == NULL)
-        return NULL;
-    PyObject *module = PyModule_Create(&definition);
-    PyObject *type = module == NULL ? NULL : PyType_FromSpec(&packer_spec);
-    if (type == NULL || PyModule_AddObject(module, "Packer", type) < 0) {
-        Py_XDECREF(type);
-        Py_XDECREF(module);
-        return NULL;
-    }
-    return module;
+        return -1;
+    return add_type(module, &packer_spec) == NULL ? -1 : 0;
 }

@@ -3,8 +3,8 @@
  * What a step could be left for is looked at before anything is sent, so one that is not sent has had
  * no effect.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
+
 #include <stddef.h>
 #include <structmember.h>
 
@@ -20,7 +20,7 @@
 /* The outcome of a step, as in plain_step.py. */
 enum { NOT_SENT = 0, SENT = 1, AWAITED = 2, RECEIPTS = 4 };
 
-static PyTypeObject *numbers_type, *counts_type; /* see `prepare` */
+static PyTypeObject *numbers_type, *counts_type;
 enum { VALUES, CANDIDATE_IDS, RANKS, WIDTHS, NUM_COLUMNS };
 static PyObject *column_names[NUM_COLUMNS]; /* those of log-probabilities */
 static PyObject *width_name, *latest_name, *last_name;
@@ -81,10 +81,6 @@ static PyObject *new_sender(PyTypeObject *type, PyObject *args, PyObject *keywor
 {
     PyObject *link, *streak, *tokens, *rows, *packed, *write, *marks, *deferred;
     int by_any;
-    if (numbers_type == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "PlainStepSender: `prepare` comes first");
-        return NULL;
-    }
     if (keywords != NULL && PyDict_GET_SIZE(keywords)) {
         PyErr_SetString(PyExc_TypeError, "PlainStepSender: no keywords");
         return NULL;
@@ -338,48 +334,23 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec spec = {"plain_step.PlainStepSender", sizeof(PlainStepSender), 0,
+static PyType_Spec spec = {"slipstream_core._native.PlainStepSender", sizeof(PlainStepSender), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 
-/* prepare(LinkNumbers, StreakCounts): the types of what it counts by */
-static PyObject *prepare(PyObject *module, PyObject *args)
-{
-    (void)module;
-    PyObject *types[2];
-    if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &types[0], &PyType_Type, &types[1]))
-        return NULL;
-    Py_XSETREF(numbers_type, (PyTypeObject *)Py_NewRef(types[0]));
-    Py_XSETREF(counts_type, (PyTypeObject *)Py_NewRef(types[1]));
-    Py_RETURN_NONE;
-}
-
-static PyMethodDef functions[] = {
-    {"prepare", prepare, METH_VARARGS, NULL},
-    {0},
-};
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "plain_step", 0, -1, functions, 0, 0, 0, 0};
-
-PyMODINIT_FUNC PyInit_plain_step(void)
+int add_plain_step(PyObject *module)
 {
     static const char *const names[NUM_COLUMNS] = {"values", "ids", "ranks", "widths"};
     for (int at = 0; at < NUM_COLUMNS; at++)
         if ((column_names[at] = PyUnicode_InternFromString(names[at])) == NULL)
-            return NULL;
+            return -1;
     width_name = PyUnicode_InternFromString("width");
     latest_name = PyUnicode_InternFromString("latest");
     last_name = PyUnicode_InternFromString("last");
     if (width_name == NULL || latest_name == NULL || last_name == NULL)
-        return NULL;
-    PyObject *module = PyModule_Create(&definition);
-    if (module == NULL)
-        return NULL;
-    PyObject *type = PyType_FromSpec(&spec);
-    if (type == NULL || PyModule_AddObject(module, "PlainStepSender", type) < 0) {
-        Py_XDECREF(type);
-        Py_DECREF(module);
-        return NULL;
-    }
-    return module;
+        return -1;
+    numbers_type = type_of("slipstream_ipc._native", "LinkNumbers");
+    counts_type = type_of("slipstream_ipc._native", "StreakCounts");
+    if (numbers_type == NULL || counts_type == NULL)
+        return -1;
+    return add_type(module, &spec) == NULL ? -1 : 0;
 }

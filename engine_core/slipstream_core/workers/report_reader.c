@@ -1,6 +1,6 @@
-/* Reads reports without ends: `report_reader.py` is the reference. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+/* Reads reports without ends: see `_native.pyi`. */
+#include "module.h"
+
 #include <stddef.h>
 #include <structmember.h>
 
@@ -10,7 +10,7 @@
 #define REPORT_TAG 31 /* as in tags.py */
 #define REPORT_FIELDS 4 /* with the tag */
 
-static PyTypeObject *numbers_type; /* see `prepare` */
+static PyTypeObject *numbers_type;
 
 typedef struct {
     PyObject_HEAD
@@ -46,10 +46,6 @@ static PyObject *new_reader(PyTypeObject *type, PyObject *args, PyObject *keywor
 {
     PyObject *link;
     long long step;
-    if (numbers_type == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "ReportReader: `prepare` comes first");
-        return NULL;
-    }
     if (keywords != NULL && PyDict_GET_SIZE(keywords)) {
         PyErr_SetString(PyExc_TypeError, "ReportReader: no keywords");
         return NULL;
@@ -131,39 +127,13 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec spec = {"report_reader.ReportReader", sizeof(ReportReader), 0,
+static PyType_Spec spec = {"slipstream_core._native.ReportReader", sizeof(ReportReader), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 
-/* prepare(LinkNumbers): the type of what it counts by */
-static PyObject *prepare(PyObject *module, PyObject *type)
+int add_report_reader(PyObject *module)
 {
-    (void)module;
-    if (!PyType_Check(type)) {
-        PyErr_SetString(PyExc_TypeError, "prepare: expected a type");
-        return NULL;
-    }
-    Py_XSETREF(numbers_type, (PyTypeObject *)Py_NewRef(type));
-    Py_RETURN_NONE;
-}
-
-static PyMethodDef functions[] = {
-    {"prepare", prepare, METH_O, NULL},
-    {0},
-};
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "report_reader", 0, -1, functions, 0, 0, 0, 0};
-
-PyMODINIT_FUNC PyInit_report_reader(void)
-{
-    PyObject *module = PyModule_Create(&definition);
-    if (module == NULL)
-        return NULL;
-    PyObject *type = PyType_FromSpec(&spec);
-    if (type == NULL || PyModule_AddObject(module, "ReportReader", type) < 0) {
-        Py_XDECREF(type);
-        Py_DECREF(module);
-        return NULL;
-    }
-    return module;
+    numbers_type = type_of("slipstream_ipc._native", "LinkNumbers");
+    if (numbers_type == NULL)
+        return -1;
+    return add_type(module, &spec) == NULL ? -1 : 0;
 }

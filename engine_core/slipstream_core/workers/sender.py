@@ -27,12 +27,10 @@ from slipstream_core.workers.plain_step import (
     AWAITED,
     RECEIPTS,
     PlainStepSender,
-    native_plain_step,
 )
 from slipstream_core.workers.possible_ends import PossibleEnds
 from slipstream_core.workers.report_reader import (
     ReportReader,
-    native_report_reader,
     report_reader,
 )
 from slipstream_ipc.columns import pack_u32
@@ -92,8 +90,6 @@ class WorkerSender:
         self._tokens = tokens
         self._logprobs = logprobs
         self._session: Session[Receipt] | None = None
-        self._native = native_plain_step()
-        native_report_reader()  # here, so that no attach waits for a compiler
         self._plain: PlainStepSender | None = None  # while nothing but its steps is to be sent
         self._messages: deque[CoreToWorker] = deque()
         self._num_firm = 0  # of these, states that no token may pass
@@ -274,16 +270,16 @@ class WorkerSender:
         """A sender of the steps that continue a streak of which `portion` was sent; None if there
         is none.
         """
-        rows, route = portion.rows, session.route
-        if self._native is None or not isinstance(route, LocalConnection):
+        rows, streak, route = portion.rows, portion.streak, session.route
+        if streak is None or not isinstance(route, LocalConnection):
             return None
         deferred = self._logprobs.deferred_of(rows) if has_logprobs else None
         if has_logprobs and deferred is None:
             return None
         by_any, marks = self._possible_ends.marks_of(rows)
-        plain: PlainStepSender = self._native.PlainStepSender(
+        return PlainStepSender(
             session.link,
-            portion.streak,
+            streak,
             self._tokens,
             rows,
             self._packed[1],
@@ -292,7 +288,6 @@ class WorkerSender:
             marks,
             deferred,
         )
-        return plain
 
     def take_acknowledgements(self) -> bool:
         """Take in acknowledgements; return True if there are any."""

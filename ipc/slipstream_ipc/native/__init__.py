@@ -1,1 +1,1 @@
-"""C sources, compiled once for a machine and kept in the user's cache."""
+"""C libraries that are compiled on this machine for its processor, and kept in the user's cache."""

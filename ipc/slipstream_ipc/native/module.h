@@ -16,6 +16,19 @@ static inline PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
     return (PyTypeObject *)type;
 }
 
+/* A type of another module, for as long as the process runs; NULL: error. */
+static inline PyTypeObject *type_of(const char *module, const char *name)
+{
+    PyObject *owner = PyImport_ImportModule(module);
+    PyObject *type = owner == NULL ? NULL : PyObject_GetAttrString(owner, name);
+    Py_XDECREF(owner);
+    if (type != NULL && !PyType_Check(type)) {
+        PyErr_Format(PyExc_TypeError, "%s.%s is no type", module, name);
+        Py_CLEAR(type);
+    }
+    return (PyTypeObject *)type;
+}
+
 static inline PyObject *module_of(PyModuleDef *definition, const AddPart *parts, int num)
 {
     PyObject *module = PyModule_Create(definition);

@@ -4,8 +4,8 @@
  * two together. Every row, entry and length is checked against the buffers before it is used. The
  * buffers are taken once; StreamColumns makes a new object whenever it replaces an array.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
+
 #include <string.h>
 
 #include "row_loops.h"
@@ -456,23 +456,9 @@ static PyType_Slot slots[] = {{Py_tp_new, new_loops},
                               {Py_tp_methods, methods},
                               {0, NULL}};
 static PyType_Spec spec = {
-    .name = "row_loops.RowLoops",
+    .name = "slipstream_worker._native.RowLoops",
     .basicsize = sizeof(RowLoops),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = slots,
 };
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "row_loops", .m_size = -1};
-
-PyMODINIT_FUNC PyInit_row_loops(void)
-{
-    PyObject *module = PyModule_Create(&definition);
-    PyObject *type = module == NULL ? NULL : PyType_FromSpec(&spec);
-    if (type == NULL || PyModule_AddObjectRef(module, "RowLoops", type) < 0) {
-        Py_XDECREF(type);
-        Py_CLEAR(module);
-        return NULL;
-    }
-    Py_DECREF(type);
-    return module;
-}
+int add_row_loops(PyObject *module) { return add_type(module, &spec) == NULL ? -1 : 0; }

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.oracles.plan_codec import NumpyPlanBuffer
 
 from slipstream_core.runner.kv_cache_size import largest_plan
 from slipstream_core.scheduler.request_table import NewRequest, RequestTable
@@ -64,9 +65,9 @@ def test_a_blank_plan_asks_for_nothing() -> None:
     PlanBuffer(memoryview(bytearray(packed_bytes(plan)))).pack(plan, BOUNDS)
 
 
-@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize("kind", [PlanBuffer, NumpyPlanBuffer])
 @pytest.mark.parametrize("name", [name for name, each in COLUMNS.items() if each.declared.below])
-def test_every_bound_holds_up_to_its_last_number(name: str, is_native: bool) -> None:
+def test_every_bound_holds_up_to_its_last_number(name: str, kind: type[PlanBuffer]) -> None:
     column, bounds = COLUMNS[name], BOUNDS
     sizes = {
         "vocab": 7, "cache_slots": 36, "rows": 5, "table": 3, "blocks": 9, "length": 12,
@@ -82,7 +83,7 @@ def test_every_bound_holds_up_to_its_last_number(name: str, is_native: bool) -> 
         blank = {key: each.blank(entries) for key, each in COLUMNS.items() if "table" in key}
         plan = msgspec.structs.replace(blank_plan(slots=np.arange(1), **blank), **changed)
         space = memoryview(bytearray(packed_bytes(plan)))
-        PlanBuffer(space, is_native=is_native).pack(plan, bounds)
+        kind(space).pack(plan, bounds)
 
     pack(end - 1)
     pack(column.declared.least)

@@ -14,7 +14,7 @@ from tests.helpers.sampling_plans import Row, plan_of
 
 from slipstream_core.step.plan import StepPlan
 from slipstream_core.step.plan_check import PlanBounds, PlanBoundsError
-from slipstream_core.step.plan_codec import PlanBuffer, native_packer, packed_bytes
+from slipstream_core.step.plan_codec import PlanBuffer, packed_bytes
 
 BOUNDS = PlanBounds(num_blocks=10, block_size=4, max_num_seqs=6, max_blocks=3, vocab_size=50)
 PLAN = plan_of([Row(position=2)] * 4)
@@ -38,8 +38,6 @@ def check_in_numpy(plan: StepPlan) -> None:
 
 def check_in_c(plan: StepPlan) -> None:
     """As a plan is packed; one within the bounds is packed in C."""
-    if native_packer() is None:
-        pytest.skip("there is no compiler")
     buffer = PlanBuffer(memoryview(bytearray(packed_bytes(plan))))
     buffer.pack(plan, BOUNDS)
     assert buffer._packer.pack(plan)

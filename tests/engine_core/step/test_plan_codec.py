@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.sampling_plans import Row, plan_of
+from tests.oracles.plan_codec import NumpyPlanBuffer
 
 from slipstream_core.step.plan import COLUMNS, PromptPlan, StepPlan
 from slipstream_core.step.plan_codec import (
     PlanBuffer,
     PlanBytesError,
-    native_packer,
     packed_bytes,
 )
 
@@ -152,22 +152,17 @@ def test_a_larger_buffer_keeps_what_lies_behind(plan: StepPlan, more: int) -> No
 
 @given(st.lists(plans(), min_size=1, max_size=3))
 def test_both_ways_write_the_same(several: list[StepPlan]) -> None:
-    if native_packer() is None:
-        pytest.skip("there is no compiler")
     size = max(packed_bytes(plan) for plan in several)
     spaces = [bytearray(b"\xa5" * size) for _ in range(2)]
-    native = PlanBuffer(memoryview(spaces[0]))
-    pure = PlanBuffer(memoryview(spaces[1]), is_native=False)
+    in_c, in_numpy = PlanBuffer(memoryview(spaces[0])), NumpyPlanBuffer(memoryview(spaces[1]))
     for plan in several:
-        assert native.pack(plan) == pure.pack(plan)
+        assert in_c.pack(plan) == in_numpy.pack(plan)
         assert spaces[0] == spaces[1]
-        assert native._packer.pack(plan) is (plan.prompt is None)
+        assert in_c._packer.pack(plan) is (plan.prompt is None)
 
 
 @pytest.mark.parametrize("name", ["token_ids", "table_numbers", "query_lens"])
 def test_what_is_not_dense_or_not_as_declared_is_not_packed_in_c(name: str) -> None:
-    if native_packer() is None:
-        pytest.skip("there is no compiler")
     plan = plan_of([Row(position=2)] * 4)
     buffer = PlanBuffer(memoryview(bytearray(packed_bytes(plan))))
     buffer.pack(plan)

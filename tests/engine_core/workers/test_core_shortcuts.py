@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from msgspec import msgpack
 from tests.helpers.admits import admit_of
 
+from slipstream_core import _native
 from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.step.plan import Logprobs, ModelInfo, Runner
@@ -47,8 +48,6 @@ ADDRESS = "ipc:///memory/core"
 EOS = 7
 BEGIN_S = 100.0
 NUM_IDS = 16
-
-needs_c = pytest.mark.skipif(sender.native_plain_step() is None, reason="there is no C compiler")
 
 
 class NoDevice:
@@ -282,8 +281,8 @@ def do(world: World, events: list[Any], ids: list[int], kinds: dict[str, Any]) -
     """What happens at workers, and a turn; what is to be without C is made without it."""
     with pytest.MonkeyPatch.context() as patch:
         if not world.in_c:
-            patch.setattr(sender, "native_plain_step", lambda: None)
-            patch.setattr(report_reader, "native_report_reader", lambda: None)
+            patch.setattr(sender.WorkerSender, "_plain_sender", lambda *_, **__: None)
+            patch.setattr(_native, "ReportReader", report_reader.AckReader)
             patch.setattr(TokenLog, "appender", lambda _self, _rows: None)
             patch.setattr(logprob_log, "write_logprobs", lambda *_: -1)
         for event in events:
@@ -291,7 +290,6 @@ def do(world: World, events: list[Any], ids: list[int], kinds: dict[str, Any]) -
         world.turn(ids, **kinds)
 
 
-@needs_c
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_the_same_messages_and_counts(data: st.DataObject) -> None:
@@ -333,7 +331,6 @@ def compare(worlds: list[World]) -> None:
     assert worlds[0].counts == worlds[1].counts
 
 
-@needs_c
 @pytest.mark.parametrize("kind", ["plain", "stops", "stop ids", "logprobs"])
 @pytest.mark.parametrize("event", [*ADMISSIONS, *RARE, "report", "acknowledge", "late fault", "id"])
 def test_what_comes_into_a_streak(event: str, kind: str) -> None:
@@ -360,7 +357,6 @@ def test_what_comes_into_a_streak(event: str, kind: str) -> None:
             world.core.close()
 
 
-@needs_c
 def test_a_long_streak_is_sent_in_c() -> None:
     """So that the comparison is of two ways."""
     world = World(1, in_c=True)
@@ -370,5 +366,5 @@ def test_a_long_streak_is_sent_in_c() -> None:
         act(world, "report", 0, 0)
     assert world.num_plain > 14
     assert world.core.scheduler._streak.appender is not None
-    assert type(world.core.handler._senders[b"w0"]._reports) is not report_reader.ReportReader
+    assert isinstance(world.core.handler._senders[b"w0"]._reports, _native.ReportReader)
     world.core.close()

@@ -16,16 +16,12 @@ from slipstream_core.workers.plain_step import (
     RECEIPTS,
     SENT,
     PlainStepSender,
-    native_plain_step,
 )
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.streak import Streak
 from slipstream_ipc.messages import Deltas, Frame, LogprobColumns, Step
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.transport.link import Link
-
-NATIVE = native_plain_step()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason="no C compiler")
 
 NUMBERS = st.integers(0, 300) | st.integers(2**16 - 2, 2**16 + 2) | st.integers(0, 2**63 - 1)
 WIDTHS = st.sampled_from([None, None, 1, 6, 30])
@@ -77,7 +73,7 @@ class Plain:
         self.deferred: list[LogprobColumns] | None = [] if logprobs else None
         self.num_asked = 0
         self.marks = np.zeros(10, np.bool_)
-        self.sender: PlainStepSender = NATIVE.PlainStepSender(
+        self.sender = PlainStepSender(
             end.link,
             self.streak,
             self.tokens,
@@ -193,7 +189,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
         arguments = list(right)
         arguments[at] = value
         with pytest.raises((TypeError, ValueError, BufferError)):
-            NATIVE.PlainStepSender(*arguments)
+            PlainStepSender(*arguments)
     plain = Plain(end, 2)
     for ids in (np.zeros(1, np.uint32), np.zeros(4, np.uint32)[::2], None):
         plain.tokens.latest = plain.rows, ids

@@ -109,7 +109,7 @@ class Image:
     def copy(self) -> None:
         """The COPY steps."""
         for name, rest in STEPS:
-            if name == "COPY":
+            if name == "COPY" and not rest.startswith("--from"):
                 *sources, target = rest.split()
                 for source in sources:
                     path = self.work / target
@@ -175,6 +175,16 @@ def test_pip_brings_everything_that_the_server_needs(image: Image) -> None:
 def pins(text: str) -> dict[str, str]:
     found = re.findall(r"^([a-zA-Z0-9._-]+)==([^\s\\]+)", text, re.MULTILINE)
     return {name.lower().replace("_", "-"): version for name, version in found}
+
+
+def test_what_is_served_has_what_was_built_and_no_compiler() -> None:
+    last = max(at for at, (name, _) in enumerate(STEPS) if name == "FROM")
+    served = STEPS[last:]
+    assert ("COPY", "--from=build /usr/local /usr/local") in served
+    installing = [rest for name, rest in served if name == "RUN" and "install" in rest]
+    assert [rest.startswith('[ -z "$PACKAGES" ] ||') for rest in installing] == [True, False]
+    assert installing[1].startswith("useradd ")
+    assert not [rest for _, rest in served if "gcc" in rest]
 
 
 def test_packages_have_the_versions_of_the_constraints_and_hashes() -> None:

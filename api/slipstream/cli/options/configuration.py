@@ -28,9 +28,11 @@ from slipstream_ipc.secret_files import check_secret
 PREFIX = "SLIPSTREAM_"
 # variables that are no options, or mean something else than the option of their name
 _OTHERS = frozenset(
-    {"ADDRESS", "API_KEY", "KEYS", "LOG_LEVEL", "PURE_PYTHON", "RUN_MARK"}
+    {"ADDRESS", "API_KEY", "KEYS", "LOG_LEVEL", "RUN_MARK"}
     | {"STATUS_FD", "CONTROL_FD", "PARENT_PID", "LISTENERS"}  # what a stack's processes are given
 )
+# of releases before this one: what became of them
+_FORMER = {"PURE_PYTHON": "has no effect any more: what is in C has no other way in Python"}
 _OF_SERVE = ("config", "no_http", "port", "runtime_dir")
 SETTINGS = frozenset(StackSettings.__struct_fields__) - {"api_key", "keys"}
 """The settings that `slipstream serve` takes from environment variables."""
@@ -287,7 +289,9 @@ def _warn(parser: Parser, environment: frozenset[str]) -> None:
     found = []
     for name in sorted(os.environ):
         bare = name.removeprefix(PREFIX)
-        if name.startswith(PREFIX) and bare not in known:
+        if name.startswith(PREFIX) and bare in _FORMER:
+            sys.stderr.write(f"{parser.prog}: warning: ${name} {_FORMER[bare]}\n")
+        elif name.startswith(PREFIX) and bare not in known:
             hint = did_you_mean(bare, known).replace("; did you mean ", f" (did you mean ${PREFIX}")
             found.append(f"${name}{hint and f'{hint})'}")
     if found:

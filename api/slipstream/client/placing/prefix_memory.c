@@ -3,8 +3,8 @@
  * The same as ReferenceTable in prefix_memory.py, which says what each function does; a test holds
  * the two together. The table's buffers are checked against each other on each call.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
+
 #include <stdint.h>
 #include <string.h>
 
@@ -146,15 +146,9 @@ done:
 }
 
 static PyMethodDef methods[] = {
-    {"known", (PyCFunction)(void (*)(void))known, METH_FASTCALL, NULL},
-    {"remember", (PyCFunction)(void (*)(void))remember, METH_FASTCALL, NULL},
+    {"known_depths", (PyCFunction)(void (*)(void))known, METH_FASTCALL, NULL},
+    {"remember_chain", (PyCFunction)(void (*)(void))remember, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "prefix_memory", .m_size = 0, .m_methods = methods};
-
-PyMODINIT_FUNC PyInit_prefix_memory(void)
-{
-    return PyModule_Create(&definition);
-}
+int add_prefix_memory(PyObject *module) { return PyModule_AddFunctions(module, methods); }

@@ -3,8 +3,8 @@
  * Everything that a message could be left alone for is looked at before anything is written, so one
  * that is not taken has had no effect, except that it was read.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
+
 #include <errno.h>
 #include <structmember.h>
 #include <sys/socket.h>
@@ -14,7 +14,7 @@
 #include "plain_deltas.h"
 #include "slots.h"
 
-#define PREFIX_BYTES 4 /* a message's length, u32 little-endian, as in local_io.py */
+#define PREFIX_BYTES 4 /* a message's length, u32 little-endian, as in local_socket.py */
 #define CHUNK_BYTES (1 << 14)
 
 /* Fields, in the order of their names. */
@@ -558,7 +558,7 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec spec = {"delta_relay.DeltaRelay", sizeof(DeltaRelay), 0,
+static PyType_Spec spec = {"slipstream._native.DeltaRelay", sizeof(DeltaRelay), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 
 /* prepare(types, ends): the types of what it works on and makes (LinkNumbers, LogprobColumns,
@@ -602,14 +602,11 @@ static PyObject *prepare(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef functions[] = {
-    {"prepare", prepare, METH_VARARGS, NULL},
+    {"prepare_delta_relay", prepare, METH_VARARGS, NULL},
     {0},
 };
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "delta_relay", 0, -1, functions, 0, 0, 0, 0};
-
-PyMODINIT_FUNC PyInit_delta_relay(void)
+int add_delta_relay(PyObject *module)
 {
     fd_name = PyUnicode_InternFromString("fd");
     latest_name = PyUnicode_InternFromString("latest");
@@ -625,15 +622,8 @@ PyMODINIT_FUNC PyInit_delta_relay(void)
     no_tuple = PyTuple_New(0);
     if (!fd_name || !latest_name || !run_name || !begin_run_name || !is_bare_name || !unread_name ||
         !wake_name || !append_name || !ring_name || !zero || !no_bytes || !no_tuple)
-        return NULL;
-    PyObject *module = PyModule_Create(&definition);
-    if (module == NULL)
-        return NULL;
-    PyObject *type = PyType_FromSpec(&spec);
-    if (type == NULL || PyModule_AddObject(module, "DeltaRelay", type) < 0) {
-        Py_XDECREF(type);
-        Py_DECREF(module);
-        return NULL;
-    }
-    return module;
+        return -1;
+    if (add_type(module, &spec) == NULL)
+        return -1;
+    return PyModule_AddFunctions(module, functions);
 }

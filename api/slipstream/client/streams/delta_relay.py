@@ -14,27 +14,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sized
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from slipstream.client.streams.received_ids import MOST_BYTES, ReceivedIds
 from slipstream.client.streams.received_positions import FoundStreams, ReceivedPositions
 from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.unread_deltas import MOST_UNREAD
+from slipstream.compiled import DeltaRelay, prepare_delta_relay
 from slipstream.delta_batch import DeltaBatch
 from slipstream.delta_objects import ItemsOf
 from slipstream.outputs import Delta
 from slipstream_ipc._native import LinkNumbers
 from slipstream_ipc.messages import Deltas, LogprobColumns
-from slipstream_ipc.native.extension import IPC_HEADERS, load_extension
 from slipstream_ipc.transport.link import MAY_OWE, Link
 from slipstream_ipc.transport.local_socket import LocalConnection
 
 __all__ = ["Delivery", "DeltaRelay", "Ways", "new_delta_relay"]
-
-_SOURCE = Path(__file__).with_name("delta_relay.c")
-_HEADERS = (*IPC_HEADERS, Path(__file__).with_name("plain_deltas.h"))
 
 
 class Delivery(NamedTuple):
@@ -64,19 +60,6 @@ class Ways(NamedTuple):
     wake: Callable[[], None]
 
 
-class DeltaRelay(Protocol):
-    """Relays the messages of a link."""
-
-    link: Link[Any]
-    is_spent: bool  # the connection has to be looked at; the relay takes nothing any more
-
-    def take(self, now: float) -> bool:
-        """Take the message that has arrived, if it is plain and nothing else is due. now: in
-        seconds of the monotonic clock.
-        """
-        ...
-
-
 def new_delta_relay(
     link: Link[Any],
     connection: LocalConnection,
@@ -85,14 +68,14 @@ def new_delta_relay(
     ways: Ways,
     watched: tuple[Sized, ...],
 ) -> DeltaRelay | None:
-    """A relay of a link over a connection; None without a C compiler.
+    """A relay of a link over a connection; None where instances of the classes that it makes have
+    another layout.
 
     watched: what has to be empty where nothing else is due.
     """
-    native = load_native()
-    if native is None:
+    if not _can_be_made():
         return None
-    relay: DeltaRelay = native.DeltaRelay(
+    return DeltaRelay(
         link,
         connection,
         connection.is_socket,
@@ -104,17 +87,12 @@ def new_delta_relay(
         MOST_BYTES,
         MOST_UNREAD,
     )
-    return relay
 
 
 @cache
-def load_native() -> Any:
-    """The C extension, prepared; None where it, or a link in C, cannot be had."""
-    native: Any = load_extension("delta_relay", _SOURCE, _HEADERS)
-    if native is None:
-        return None
+def _can_be_made() -> bool:
     types = (LinkNumbers, LogprobColumns, FoundStreams, StreamState, Delta, Deltas, DeltaBatch)
     with suppress(TypeError):  # instances of another layout
-        native.prepare(types, {})  # the ends of a batch without any, which is never written to
-        return native
-    return None
+        prepare_delta_relay(types, {})  # the ends of a batch without any, which is never written to
+        return True
+    return False

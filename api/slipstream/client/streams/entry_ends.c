@@ -1,6 +1,6 @@
 /* ends_of(chars, tokens, texts, counts): see entry_ends.py, where the same is in Python. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
+
 #include <stdint.h>
 #include <string.h>
 
@@ -64,9 +64,4 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "entry_ends", NULL, -1, methods, NULL, NULL, NULL, NULL};
-
-PyMODINIT_FUNC PyInit_entry_ends(void) {
-    return PyModule_Create(&module);
-}
+int add_entry_ends(PyObject *module) { return PyModule_AddFunctions(module, methods); }

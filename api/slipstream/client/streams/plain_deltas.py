@@ -7,13 +7,13 @@ Most messages are so. `plain_ends` tells of one that is decoded; `DeltaRelay` ta
 
 from __future__ import annotations
 
-from slipstream.client.streams.entry_ends import EndsOf, EntryEnds
+from slipstream.compiled import ends_of
 from slipstream_ipc.messages import Deltas, LogprobColumns
 
 
 def plain_ends(
-    message: Deltas, handles: bytes, chars: bytes, tokens: bytes, ends_of: EndsOf
-) -> EntryEnds | None:
+    message: Deltas, handles: bytes, chars: bytes, tokens: bytes
+) -> tuple[bytes, bytes] | None:
     """`ends_of` a message that continues the streams with these columns in this way; None for any
     other, which may be invalid.
     """

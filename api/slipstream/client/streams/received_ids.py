@@ -6,7 +6,7 @@
   behind another.
 - Only opened handles are kept, so a stream resumed in the middle costs nothing. A handle is opened
   before its first ids arrive.
-- Where the C extension `received_rows` is not available, numpy does the same.
+- Where handles are too far apart for the C (`received_rows.c`), numpy sorts.
 - Handles increase. Where they wrap around, pending columns are sorted first, so that a stream does
   not inherit the ids of an earlier one with the same handle.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.client.streams.received_positions import native_rows
+from slipstream.compiled import add_received_ids
 from slipstream_ipc.columns import UInt32s, u32
 
 MOST_BYTES = 2**17  # of unsorted ids
@@ -27,9 +27,7 @@ _RADIX = 2**16  # numpy sorts 16-bit keys by counting, which is several times qu
 class ReceivedIds:
     """Token ids by client handle."""
 
-    def __init__(self, *, is_native: bool = True) -> None:
-        """is_native: C may be used."""
-        self._native = native_rows() if is_native else None
+    def __init__(self) -> None:
         self._recent: list[tuple[bytes, bytes, bytes]] = []  # handles, ids, counts of a message
         # handles, and the ids of the latest messages, with one for each handle; see `begin_run`
         self.run: tuple[bytes, bytearray] | None = None
@@ -85,7 +83,7 @@ class ReceivedIds:
         self._end_run()
         recent, self._recent = self._recent, []
         self._num_bytes = 0
-        if self._native is not None and self._native.add_ids(self._sorted, recent):
+        if add_received_ids(self._sorted, recent):
             return
         handles = u32(b"".join([message[0] for message in recent]))
         if any(counts for _, _, counts in recent):

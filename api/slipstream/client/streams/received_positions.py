@@ -7,7 +7,6 @@ A message of a thousand entries is checked against its streams in a few array op
 - Most messages have the streams of the previous message and continue where it ended. Their columns
   then equal the expected ones byte for byte, and no row is read. The rows are written when
   something else is looked up.
-- Where the C extension `received_rows` is not available, numpy does the same.
 - The row of a handle is its lowest bits. There are at least twice as many rows as streams, and a
   handle whose row is taken is not assigned, so the rows of a message are found in one operation.
 """
@@ -15,25 +14,21 @@ A message of a thousand entries is checked against its streams in a few array op
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.client.streams.entry_ends import native_ends_of
 from slipstream.client.streams.plain_deltas import plain_ends
+from slipstream.compiled import find_rows, rows_are_at
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import Deltas
-from slipstream_ipc.native.extension import load_extension
 
 Item = TypeVar("Item")
 Rows = npt.NDArray[np.intp]
 
 _NOBODY = -1
 _LEAST_ROWS = 64
-_ROWS_SOURCE = Path(__file__).with_name("received_rows.c")
 
 
 @dataclass(slots=True)
@@ -54,13 +49,10 @@ class FoundStreams(Generic[Item]):
 class ReceivedPositions(Generic[Item]):
     """Items by client handle, each with its position in characters and tokens."""
 
-    def __init__(self, *, is_native: bool = True) -> None:
-        """is_native: C may be used."""
-        self._native = native_rows() if is_native else None
+    def __init__(self) -> None:
         self._num = 0
         # the streams of the latest message: most messages have the same ones
         self.latest: FoundStreams[Item] | None = None
-        self._ends_of = native_ends_of()
         self._resize(_LEAST_ROWS)
 
     def is_free(self, handle: int) -> bool:
@@ -126,11 +118,7 @@ class ReceivedPositions(Generic[Item]):
         return found if self._are_at(found.rows, chars, tokens) else None
 
     def _are_at(self, rows: Rows, chars: bytes, tokens: bytes) -> bool:
-        if self._native is not None:
-            are_at: bool = self._native.are_at(rows, chars, tokens, self._chars, self._tokens)
-            return are_at
-        is_there = (self._tokens[rows] == u32(tokens)).all()
-        return bool(is_there and (self._chars[rows] == u32(chars)).all())
+        return rows_are_at(rows, chars, tokens, self._chars, self._tokens)
 
     def continued(self, message: Deltas) -> FoundStreams[Item] | None:
         """The streams of a message that has nothing but a token, its text and candidates for each
@@ -140,7 +128,7 @@ class ReceivedPositions(Generic[Item]):
         found = self.latest
         if found is None or not found.tokens:
             return None
-        ends = plain_ends(message, found.handles, found.chars, found.tokens, self._ends_of)
+        ends = plain_ends(message, found.handles, found.chars, found.tokens)
         if ends is None:
             return None
         found.chars, found.tokens = ends
@@ -148,23 +136,8 @@ class ReceivedPositions(Generic[Item]):
         return found
 
     def _find(self, column: bytes) -> FoundStreams[Item] | None:
-        if self._native is not None:
-            return self._find_natively(self._native, column)
-        handles = u32(column)
-        rows = (handles & self._mask).astype(np.intp)
-        order = np.arange(len(rows))
-        self._scratch[rows] = order
-        if not ((self._handles[rows] == handles).all() and (self._scratch[rows] == order).all()):
-            return None
-        group_ids = self._group_ids[rows]
-        group_id = int(group_ids[0]) if len(group_ids) else 0
-        if group_id and (group_ids == group_id).all():
-            return FoundStreams(column, rows, group_id, self._numbers[rows].tolist(), [])
-        return FoundStreams(column, rows, 0, [], self._items[rows].tolist())
-
-    def _find_natively(self, native: ModuleType, column: bytes) -> FoundStreams[Item] | None:
         tables = (self._handles, self._scratch, self._group_ids, self._numbers, self._items)
-        known = native.find(column, *tables)
+        known = find_rows(column, *tables)
         if known is None:
             return None
         rows, group_id, objects = known
@@ -214,8 +187,3 @@ class ReceivedPositions(Generic[Item]):
         self._handles[rows], self._items[rows] = handles[live], items[live]
         self._group_ids[rows], self._numbers[rows] = group_ids[live], numbers[live]
         self._chars[rows], self._tokens[rows] = chars[live], tokens[live]
-
-
-def native_rows() -> ModuleType | None:
-    """The C extension `received_rows`, where it is available."""
-    return load_extension("received_rows", _ROWS_SOURCE)

@@ -4,8 +4,8 @@
  * them together. Columns of messages come from another process: their lengths are compared before
  * anything is read, and rows are checked against the buffers that they index.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
+
 #include <stdint.h>
 #include <string.h>
 
@@ -292,12 +292,13 @@ done:
 
 /* ---- the module ------------------------------------------------------------------------- */
 
-#define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
+#define FUNCTION(name, given) {name, (PyCFunction)(void (*)(void))given, METH_FASTCALL, NULL}
 
 static PyMethodDef methods[] = {
-    FUNCTION(find), FUNCTION(are_at), FUNCTION(add_ids), {NULL, NULL, 0, NULL}};
+    FUNCTION("find_rows", find),
+    FUNCTION("rows_are_at", are_at),
+    FUNCTION("add_received_ids", add_ids),
+    {NULL, NULL, 0, NULL},
+};
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "received_rows", .m_size = -1, .m_methods = methods};
-
-PyMODINIT_FUNC PyInit_received_rows(void) { return PyModule_Create(&definition); }
+int add_received_rows(PyObject *module) { return PyModule_AddFunctions(module, methods); }

@@ -35,10 +35,8 @@ from slipstream.client.streams.delta_relay import (
     Delivery,
     DeltaRelay,
     Ways,
-    load_native,
     new_delta_relay,
 )
-from slipstream.client.streams.entry_ends import native_ends_of
 from slipstream.client.streams.received_ids import ReceivedIds
 from slipstream.client.streams.received_positions import FoundStreams, ReceivedPositions
 from slipstream.client.streams.stream_group import StreamGroup
@@ -49,8 +47,9 @@ from slipstream.client.streams.unread_deltas import (
     MOST_UNREAD_AT_END,
     merge_unread,
 )
+from slipstream.compiled import ends_of
 from slipstream.delta_batch import DeltaBatch, Logprob
-from slipstream.delta_objects import items_of, read_natively
+from slipstream.delta_objects import items_of, read_in_c
 from slipstream.errors import SlipstreamError, StreamLostError, error_from, of_prompt
 from slipstream.outputs import Delta
 from slipstream.prompt_logprobs import PromptPieces
@@ -107,12 +106,10 @@ class ClientStreamTable:
         on_over: called with each stream of this table that is over.
         """
         self._on_over = on_over
-        read_natively(Delta, DeltaBatch, Logprob)
-        load_native()  # here, so that the first message need not wait for a compiler
+        read_in_c(Delta, DeltaBatch, Logprob)
         self._streams: dict[int, StreamState] = {}
         self._abandoned: dict[int, Abort] = {}
         self._received: ReceivedPositions[StreamState] = ReceivedPositions()
-        self._ends_of = native_ends_of()
         self._last_handles = b""  # of the last message
         self._kept = ReceivedIds()
         self._next_handle = 0
@@ -408,7 +405,7 @@ class ClientStreamTable:
         found = received.find(message.handles, message.chars, message.tokens)
         if found is None:
             return False
-        ends_at = self._ends_of(message.chars, message.tokens, message.texts, message.counts)
+        ends_at = ends_of(message.chars, message.tokens, message.texts, message.counts)
         received.advance(found, *ends_at)
         self._kept.add(message.handles, message.token_ids, message.counts)
         self._give(found, batch)

@@ -15,9 +15,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress, repeat
-from pathlib import Path
 from typing import Protocol
 
 from msgspec import Struct
@@ -25,6 +24,7 @@ from msgspec import Struct
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.unread_deltas import MOST_UNREAD, MOST_UNREAD_AT_END, merge_unread
 from slipstream.client.streams.wakeup import Wakeup
+from slipstream.compiled import write_texts
 from slipstream.delta_batch import DeltaBatch
 from slipstream.http.answers.event_ids import EventCursor
 from slipstream.http.exchange import Exchange
@@ -33,14 +33,10 @@ from slipstream.http.openai.logprob_encoding import (
     Tails,
     chat_tails,
     completion_tails,
-    load_native,
 )
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.response_encoding import json_parts
 from slipstream.outputs import Delta
-from slipstream_ipc.native.extension import load_extension
-
-_SOURCE = Path(__file__).with_name("text_chunks.c")
 
 
 class ChunkFrame(Struct, frozen=True, gc=False):
@@ -147,8 +143,6 @@ class Broadcast:
     """A group of streams in the client's table (`GroupMember`), and the wakeup of each of them."""
 
     def __init__(self) -> None:
-        self._native = load_extension("text_chunks", _SOURCE)
-        load_native()  # so that the first log-probabilities need not wait for it
         self.group_id = 0
         self.states: dict[int, StreamState] = {}
         self._next = 0
@@ -230,21 +224,17 @@ class Broadcast:
 
     def _write_batch(self, streams: list[BroadcastStream], batch: DeltaBatch) -> None:
         message = batch.message
-        entries: Iterable[int] = range(len(message.texts))
-        if self._native is not None:
-            left = bytearray(len(message.texts))  # 1: to be written by `_write_entries`
-            for entry in (*batch.ends, *batch.own_events):
-                left[entry] = 1
-            shown = _tails(completion_tails, streams, batch, has_position=True)
-            chats = _tails(chat_tails, streams, batch, has_position=False)
-            columns = message.kinds, message.token_ids, message.counts
-            tails = shown.ends, shown.lengths, chats.ends
-            texts = message.texts, shown.text, chats.text
-            self._native.write_texts(streams, *texts, *columns, *tails, left)
-            if 1 not in left:
-                return
-            entries = compress(entries, left)
-        self._write_entries(streams, batch, list(entries))
+        left = bytearray(len(message.texts))  # 1: to be written by `_write_entries`
+        for entry in (*batch.ends, *batch.own_events):
+            left[entry] = 1
+        shown = _tails(completion_tails, streams, batch, has_position=True)
+        chats = _tails(chat_tails, streams, batch, has_position=False)
+        columns = message.kinds, message.token_ids, message.counts
+        tails = shown.ends, shown.lengths, chats.ends
+        texts = message.texts, shown.text, chats.text
+        write_texts(streams, *texts, *columns, *tails, left)
+        if 1 in left:
+            self._write_entries(streams, batch, list(compress(range(len(left)), left)))
 
     def _write_entries(
         self, streams: Sequence[BroadcastStream], batch: DeltaBatch, entries: Sequence[int]

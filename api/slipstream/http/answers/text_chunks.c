@@ -7,8 +7,8 @@
  * left: a writable byte for each entry. An entry whose byte is not 0 is passed over; the byte of an
  * entry that Python has to write is set. Nothing has been done for such an entry.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
+
 #include <stdint.h>
 #include <string.h>
 
@@ -565,10 +565,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "text_chunks", NULL, -1, methods, NULL, NULL, NULL, NULL};
-
-PyMODINIT_FUNC PyInit_text_chunks(void) {
+int add_text_chunks(PyObject *module) {
     static const struct {
         PyObject **name;
         const char *spelled;
@@ -585,12 +582,12 @@ PyMODINIT_FUNC PyInit_text_chunks(void) {
     };
     for (size_t at = 0; at < sizeof(names) / sizeof(names[0]); at++)
         if (!(*names[at].name = PyUnicode_InternFromString(names[at].spelled)))
-            return NULL;
+            return -1;
     for (uint32_t at = 0; at < 256; at++) {
         uint32_t value = at;
         for (int bit = 0; bit < 8; bit++)
             value = value & 1 ? 0xEDB88320u ^ value >> 1 : value >> 1;
         crc_table[at] = value;
     }
-    return PyModule_Create(&module);
+    return PyModule_AddFunctions(module, methods);
 }

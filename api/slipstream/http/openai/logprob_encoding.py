@@ -14,22 +14,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import chain
-from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.compiled import chat_tails as tails_of_chat
+from slipstream.compiled import completion_tails as tails_of_completion
 from slipstream.delta_batch import CandidateSpan, DeltaBatch
 from slipstream.http.openai.logprob_bodies import MIN_LOGPROB, TextPosition
 from slipstream.http.openai.vocabulary import TokenJson, TokenTextColumns, TokenTexts
 from slipstream.outputs import Delta, candidates_of
 from slipstream_ipc.columns import f32, pack_u32, u32
-from slipstream_ipc.native.extension import load_extension
-
-_SOURCE = Path(__file__).with_name("logprob_tails.c")
 
 _COMPLETION = b'{"text_offset":[%b],"token_logprobs":[%b],"tokens":[%b],"top_logprobs":[{%b}]}'
 CHAT_FRAME = b'{"content":[', b'],"refusal":null}'  # around the entries
@@ -103,14 +100,9 @@ class Tails(NamedTuple):
     lengths: bytes = b""
 
 
-def load_native() -> ModuleType | None:
-    """The C extension, compiled if it has not been on this machine: that takes a moment."""
-    return load_extension("logprob_tails", _SOURCE)
-
-
 def completion_tails(batch: DeltaBatch, texts: TokenTexts) -> Tails:
-    """The JSON that follows the `text_offset` of a completion's tokens; none without the C
-    extension, or for an id that is too large.
+    """The JSON that follows the `text_offset` of a completion's tokens; none for an id that is too
+    large.
     """
     return _tails(batch, texts.token_json.name_keys, is_chat=False)
 
@@ -121,17 +113,15 @@ def chat_tails(batch: DeltaBatch, texts: TokenTexts) -> Tails:
 
 
 def _tails(batch: DeltaBatch, tokens: TokenTextColumns, *, is_chat: bool) -> Tails:
-    native = load_native()
     columns = batch.message.logprobs
-    if native is None or columns is None:
+    if columns is None:
         return Tails()
-    make = native.chat_tails if is_chat else native.completion_tails
+    make = tails_of_chat if is_chat else tails_of_completion
     own = columns.ids, _numbers(batch), pack_u32(batch.token_widths), columns.ranks
 
     def found() -> tuple[bytes, bytes, bytes] | list[int]:
         of_tokens = tokens.text, tokens.starts, tokens.sizes, tokens.lengths
-        made: tuple[bytes, bytes, bytes] | list[int] = make(*own, *of_tokens)
-        return made
+        return make(*own, *of_tokens)
 
     tails = found()
     if isinstance(tails, list):  # tokens that no message had before

@@ -7,8 +7,8 @@
  * ranks: u32, of the tokens with candidates. text, starts, sizes, lengths:
  * `vocabulary.TokenTextColumns`, of keys or of a chat's heads.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
+
 #include <stdint.h>
 #include <string.h>
 
@@ -297,7 +297,4 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "logprob_tails", NULL, -1, methods, NULL, NULL, NULL, NULL};
-
-PyMODINIT_FUNC PyInit_logprob_tails(void) { return PyModule_Create(&module); }
+int add_logprob_tails(PyObject *module) { return PyModule_AddFunctions(module, methods); }

@@ -31,7 +31,6 @@ from slipstream.http.config import Limits
 from slipstream.http.counters import HttpCounters
 from slipstream.http.exchange import Exchange, HttpRequest, nothing_to_free
 from slipstream.http.server.connection import Connection
-from slipstream.http.server.socket_writer import load_native
 from slipstream.http.time_slice import TimeSlicedQueue
 from slipstream.stack.children.listeners import Acceptor, Listeners
 from slipstream_ipc.process import BEAT_S, next_multiple
@@ -82,7 +81,6 @@ class Server:
         tls: ssl.SSLContext | None = None,
         **options: Any,
     ) -> None:
-        load_native()  # so that the first connection need not wait for it
         self._app = app
         self.limits = limits
         self.counters = HttpCounters(app.pattern_of)

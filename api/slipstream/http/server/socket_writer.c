@@ -5,8 +5,8 @@
  * says that the transport was written to otherwise, bytes are the transport's until `unsent()` is 0.
  * After `detach` all are: the socket may be closed and its number reused.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "module.h"
+
 #include <errno.h>
 #include <structmember.h>
 #include <sys/socket.h>
@@ -114,7 +114,7 @@ static PyMethodDef methods[] = {
 
 static PyTypeObject type = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "socket_writer.SocketWriter",
+    .tp_name = "slipstream._native.SocketWriter",
     .tp_basicsize = sizeof(SocketWriter),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_vectorcall_offset = offsetof(SocketWriter, vectorcall),
@@ -126,12 +126,4 @@ static PyTypeObject type = {
     .tp_dealloc = dealloc,
 };
 
-static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "socket_writer", NULL, -1, NULL, NULL, NULL, NULL, NULL};
-
-PyMODINIT_FUNC PyInit_socket_writer(void) {
-    PyObject *made = PyModule_Create(&module);
-    if (made && PyModule_AddType(made, &type) < 0)
-        Py_CLEAR(made);
-    return made;
-}
+int add_socket_writer(PyObject *module) { return PyModule_AddType(module, &type); }

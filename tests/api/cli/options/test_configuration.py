@@ -310,6 +310,15 @@ def test_a_file_with_keys_that_others_can_read_is_refused(written, capsys, mode)
     assert settings("--config", file) == {"http_port": 8001}
 
 
+def test_a_variable_of_former_releases_is_answered_with_the_reason(monkeypatch, capsys):
+    monkeypatch.setenv("SLIPSTREAM_PURE_PYTHON", "1")
+    assert settings() == {}
+    assert capsys.readouterr().err == (
+        "slipstream serve: warning: $SLIPSTREAM_PURE_PYTHON has no effect any more: what is in C "
+        "has no other way in Python\n"
+    )
+
+
 def test_variables_that_are_no_options_are_named_once(monkeypatch, capsys):
     monkeypatch.setenv("SLIPSTREAM_MAX_NUM_SEQ", "4")
     monkeypatch.setenv("SLIPSTREAM_QQQ", "4")

@@ -1,4 +1,4 @@
-"""The memory of prefixes against ordered dictionaries, its loops in C and in Python alike."""
+"""The memory of prefixes against ordered dictionaries, its loops in C and in numpy alike."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.oracles.prefix_memory import ReferenceTable
 
+from slipstream import compiled
 from slipstream.client.placing.member_load import MemberLoad
-from slipstream.client.placing.prefix_memory import (
-    SET_SIZE,
-    PrefixMemory,
-    ReferenceTable,
-    load_native,
-)
+from slipstream.client.placing.prefix_memory import SET_SIZE, PrefixMemory
 from slipstream.client.placing.prompt_keys import text_key
 from slipstream.client.placing.rendezvous import mix64
 
@@ -59,8 +56,7 @@ class DictTable:
 def test_both_tables_are_dictionaries_in_order_of_use(
     operations: list[tuple[list[int], int, bool]], num_sets: int
 ) -> None:
-    native = load_native()
-    tables: list[Any] = [ReferenceTable, *([native] if native else [])]
+    tables: list[Any] = [ReferenceTable, compiled]
     oracle = DictTable(num_sets)
     columns = [
         (np.zeros((num_sets, SET_SIZE), np.uint64), np.full((num_sets, SET_SIZE), -np.inf))
@@ -74,8 +70,8 @@ def test_both_tables_are_dictionaries_in_order_of_use(
         expected = [oracle.known(values, salt, time) for time in since]
         for table, (tags, times) in zip(tables, columns, strict=True):
             if is_update:
-                table.remember(tags, times, chain, salt, float(now))
-            assert table.known(tags, times, chain, [salt] * len(since), since) == expected
+                table.remember_chain(tags, times, chain, salt, float(now))
+            assert table.known_depths(tags, times, chain, [salt] * len(since), since) == expected
     for tags, times in columns:
         assert (tags == columns[0][0]).all()
         assert (times == columns[0][1]).all()
@@ -101,23 +97,20 @@ def test_a_capacity_is_a_power_of_two() -> None:
             PrefixMemory(capacity)
 
 
-def test_the_native_table_refuses_what_does_not_fit() -> None:
-    native = load_native()
-    if native is None:
-        pytest.skip("there is no compiler")
+def test_the_table_in_c_refuses_what_does_not_fit() -> None:
     tags, times = np.zeros((2, SET_SIZE), np.uint64), np.zeros((2, SET_SIZE))
     chain = np.zeros(3, np.int64)
     with pytest.raises(ValueError, match="full sets"):
-        native.known(tags, times[:1], chain, [1], [0.0])
+        compiled.known_depths(tags, times[:1], chain, [1], [0.0])
     with pytest.raises(ValueError, match="full sets"):
-        native.remember(np.zeros((3, SET_SIZE), np.uint64), np.zeros((3, 8)), chain, 1, 0.0)
+        compiled.remember_chain(np.zeros((3, SET_SIZE), np.uint64), np.zeros((3, 8)), chain, 1, 0.0)
     with pytest.raises(ValueError, match="8 bytes"):
-        native.known(tags, times, np.zeros(3, np.int8), [1], [0.0])
+        compiled.known_depths(tags, times, np.zeros(3, np.int8), [1], [0.0])
     with pytest.raises(TypeError):
-        native.known(tags, times, chain, [1], [])
+        compiled.known_depths(tags, times, chain, [1], [])
     with pytest.raises(TypeError):
-        native.known(tags, times, chain, ["1"], [0.0])
+        compiled.known_depths(tags, times, chain, ["1"], [0.0])
     with pytest.raises(OverflowError):
-        native.remember(tags, times, chain, -1, 0.0)
+        compiled.remember_chain(tags, times, chain, -1, 0.0)
     with pytest.raises(TypeError):
-        native.remember(tags, times, chain, 1)
+        compiled.remember_chain(tags, times, chain, 1)

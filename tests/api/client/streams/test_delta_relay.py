@@ -20,7 +20,6 @@ from tests.helpers.fake_worker import MODEL
 
 from slipstream.client.connection import link_session
 from slipstream.client.connection.link_session import ClientSession
-from slipstream.client.streams import delta_relay
 from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.unread_deltas import MOST_UNREAD
@@ -48,7 +47,6 @@ from slipstream_worker.streams.registration import answers_of
 
 MAX_BYTES = 2**22
 TEXTS = ["", "a", "bc", "\u00fc\u20ac", "z" * 300]
-needs_relays = pytest.mark.skipif(delta_relay.load_native() is None, reason="no C compiler")
 
 
 class Bell:
@@ -356,7 +354,6 @@ WHAT = st.sampled_from(
 )
 
 
-@needs_relays
 @settings(max_examples=80)
 @given(
     st.booleans(),
@@ -377,7 +374,6 @@ def test_a_relay_changes_nothing(
     worlds.close()
 
 
-@needs_relays
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize(("what", "width"), [("plain", 0), ("plain", 2), ("large", 0)])
 def test_most_messages_are_relayed(what: str, width: int, number: int) -> None:
@@ -391,7 +387,6 @@ def test_most_messages_are_relayed(what: str, width: int, number: int) -> None:
     worlds.close()
 
 
-@needs_relays
 def test_what_fills_two_chunks_is_acknowledged_as_without_a_relay() -> None:
     worlds = Worlds()
     worlds.do("submit", 1, "")
@@ -404,7 +399,6 @@ def test_what_fills_two_chunks_is_acknowledged_as_without_a_relay() -> None:
     worlds.close()
 
 
-@needs_relays
 @pytest.mark.parametrize("width", [0, 2])
 def test_relayed_deltas_are_copied_and_pickled_as_others_are(width: int) -> None:
     worlds = Worlds(width=width)
@@ -419,7 +413,6 @@ def test_relayed_deltas_are_copied_and_pickled_as_others_are(width: int) -> None
     worlds.close()
 
 
-@needs_relays
 def test_what_is_not_read_is_merged() -> None:
     worlds = Worlds()
     worlds.do("submit", 1, "")

@@ -15,13 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.client.streams import delta_relay
 from slipstream.client.streams.delta_relay import Delivery, DeltaRelay, Ways, new_delta_relay
-from slipstream.client.streams.entry_ends import ends_of
 from slipstream.client.streams.plain_deltas import plain_ends
 from slipstream.client.streams.received_ids import ReceivedIds
 from slipstream.client.streams.received_positions import FoundStreams
 from slipstream.client.streams.stream_state import StreamState
+from slipstream.compiled import prepare_delta_relay
 from slipstream.delta_batch import DeltaBatch
 from slipstream.outputs import Delta
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
@@ -30,8 +29,6 @@ from slipstream_ipc.messages import AnswerEvent, Deltas, End, EventKind, Frame, 
 from slipstream_ipc.transport.codec import client_codec
 from slipstream_ipc.transport.link import MAY_OWE, Link
 from slipstream_ipc.transport.local_socket import LocalConnection
-
-needs_native = pytest.mark.skipif(delta_relay.load_native() is None, reason="no C compiler")
 
 
 def column(*values: int) -> bytes:
@@ -97,7 +94,7 @@ class ReceivingEnd:
         deltas, found = frame.body, self.found
         if not isinstance(deltas, Deltas):
             return None
-        ends = plain_ends(deltas, found.handles, found.chars, found.tokens, ends_of)
+        ends = plain_ends(deltas, found.handles, found.chars, found.tokens)
         if ends is None or self.link.take_next(frame, 1.5) is None:
             return None
         check_deltas(deltas)
@@ -122,7 +119,7 @@ class ReceivingEnd:
         assert relay is not None
         return relay
 
-    def take_natively(self, message: bytes) -> Deltas | None:
+    def take_in_c(self, message: bytes) -> Deltas | None:
         """With a relay."""
         self.messages.append(message)
         num_rings = self.num_rings
@@ -157,7 +154,6 @@ class ReceivingEnd:
         return (*numbers, found.handles, found.chars, found.tokens, found.is_ahead, kept)
 
 
-@needs_native
 @settings(max_examples=400, deadline=None)
 @given(
     MESSAGES,
@@ -195,14 +191,13 @@ def test_the_same_messages_are_taken_with_the_same_effect(
             )
         )
     before = ends[0].state
-    taken = [ends[0].take(encoded), ends[1].take_natively(encoded)]
+    taken = [ends[0].take(encoded), ends[1].take_in_c(encoded)]
     assert taken[0] == taken[1]
     assert ends[0].state == ends[1].state
     if taken[0] is None:
         assert ends[0].state == before
 
 
-@needs_native
 def test_most_messages_are_taken() -> None:
     columns = (column(5, 6), column(0, 0), column(0, 3))
     end = ReceivingEnd(columns, 0)
@@ -210,7 +205,7 @@ def test_most_messages_are_taken() -> None:
         chars, tokens = end.found.chars, end.found.tokens
         logprobs = LogprobColumns(1, bytes(8), bytes(8), bytes(8)) if seq % 2 else None
         message = Deltas(columns[0], chars, tokens, ["a", "bc"], column(1, seq), logprobs=logprobs)
-        taken = end.take_natively(msgspec.msgpack.encode(Frame(7, seq, 0, message)))
+        taken = end.take_in_c(msgspec.msgpack.encode(Frame(7, seq, 0, message)))
         assert taken == message
     assert end.found.chars == column(299, 598)
     assert end.found.tokens == column(299, 302)
@@ -220,7 +215,6 @@ def test_most_messages_are_taken() -> None:
     assert end.sent[: len(acks)] == acks
 
 
-@needs_native
 def test_nothing_is_taken_while_something_is_due() -> None:
     columns = (column(5), column(0), column(0))
     end = ReceivingEnd(columns, 0)
@@ -236,7 +230,6 @@ def test_nothing_is_taken_while_something_is_due() -> None:
     assert len(end.batches) == end.num_rings == 1
 
 
-@needs_native
 def test_a_closed_connection_is_not_read() -> None:
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     columns = (column(5), column(0), column(0))
@@ -257,7 +250,6 @@ def test_a_closed_connection_is_not_read() -> None:
         each.close()
 
 
-@needs_native
 def test_an_acknowledgement_that_does_not_leave_ends_the_relay() -> None:
     columns = (column(5), column(0), column(0))
     end = ReceivingEnd(columns, MAY_OWE)
@@ -274,18 +266,16 @@ def test_an_acknowledgement_that_does_not_leave_ends_the_relay() -> None:
     assert not relay.take(0.0)
 
 
-@needs_native
 def test_what_is_no_relay_is_refused() -> None:
     end = ReceivingEnd((column(1), column(0), column(0)), 0)
-    native = delta_relay.load_native()
     with pytest.raises(TypeError):
-        native.DeltaRelay(None, end, False, end, end.kept, (print, print, print), (), 3, 9, 9)
+        DeltaRelay(None, end, False, end, end.kept, (print, print, print), (), 3, 9, 9)
     with pytest.raises(AttributeError):
-        native.DeltaRelay(end.link, None, False, end, end.kept, (print, print, print), (), 3, 9, 9)
+        DeltaRelay(end.link, None, False, end, end.kept, (print, print, print), (), 3, 9, 9)
     types = [Link, LogprobColumns, FoundStreams, StreamState, Delta, Deltas, DeltaBatch]
     for at, other in ((2, Deltas), (3, Delta), (4, Deltas), (5, DeltaBatch), (6, Deltas)):
         with pytest.raises((TypeError, AttributeError)):
-            native.prepare((*types[:at], other, *types[at + 1 :]), {})
+            prepare_delta_relay((*types[:at], other, *types[at + 1 :]), {})
     with pytest.raises(TypeError, match="float"):
         end.relay().take(1)
     message = Deltas(column(1), column(0), column(0), ["a"], column(1))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.client.streams.received_ids import ReceivedIds
-from slipstream.client.streams.received_positions import native_rows
+from slipstream.compiled import add_received_ids
 from slipstream_ipc.columns import pack_u32, u32
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=4)
@@ -29,16 +29,20 @@ STEPS = st.lists(
     STEPS, st.integers(1, 64), st.integers(1, 8), st.sampled_from([1, 2**14, 2**30]), st.booleans()
 )
 def test_what_is_kept_is_what_came(
-    steps: list, most_bytes: int, most_messages: int, stride: int, is_native: bool
+    steps: list, most_bytes: int, most_messages: int, stride: int, is_in_c: bool
 ) -> None:
     """`stride`: how far apart handles are; near ones are sorted in another way than far ones."""
     expected: dict[int, list[int]] = {}
     handle = 0
     opened: set[int] = set()
-    kept = ReceivedIds(is_native=is_native)
+    kept = ReceivedIds()
     with (
         patch("slipstream.client.streams.received_ids.MOST_BYTES", most_bytes),
         patch("slipstream.client.streams.received_ids._MOST_MESSAGES", most_messages),
+        patch(
+            "slipstream.client.streams.received_ids.add_received_ids",
+            add_received_ids if is_in_c else lambda *_: False,
+        ),
     ):
         for step in steps:
             if step == "open":
@@ -97,16 +101,14 @@ NOT_MESSAGES = [
 
 @pytest.mark.parametrize("message", NOT_MESSAGES)
 def test_columns_that_do_not_match_are_refused(message: tuple[bytes, bytes, bytes]) -> None:
-    if (native := native_rows()) is None:
-        pytest.skip("there is no C compiler, or there are no headers of Python")
     kept = {1: bytearray()}
     with pytest.raises(ValueError, match="column"):
-        native.add_ids(kept, [(ID, ID, b""), message])
+        add_received_ids(kept, [(ID, ID, b""), message])
     for other in ([message[:2]], ["ab"], [(ID, "ab", b"")], message):
         with pytest.raises((TypeError, ValueError)):
-            native.add_ids(kept, other)
+            add_received_ids(kept, other)
     with pytest.raises(TypeError):
-        native.add_ids({1: b""}, [(ID, ID, b"")])
+        add_received_ids({1: b""}, [(ID, ID, b"")])
     assert kept == {1: b""}
 
 

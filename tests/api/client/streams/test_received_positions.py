@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tests.oracles.received_positions import NumpyPositions
 
-from slipstream.client.streams.received_positions import ReceivedPositions, native_rows
+from slipstream.client.streams.received_positions import ReceivedPositions
+from slipstream.compiled import find_rows, rows_are_at
 from slipstream_ipc.columns import pack_u32
 
 HANDLES = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300, unique=True)
+
+
+BOTH: list[type[ReceivedPositions[Any]]] = [ReceivedPositions, NumpyPositions]
+KINDS = st.sampled_from(BOTH)
 
 
 def column(*values: int) -> bytes:
     return pack_u32(np.array(values, np.uint32))
 
 
-@given(HANDLES, st.booleans(), st.data())
+@given(HANDLES, KINDS, st.data())
 def test_positions_stay_with_their_handles(
-    handles: list[int], is_native: bool, data: st.DataObject
+    handles: list[int], kind: type[ReceivedPositions[Any]], data: st.DataObject
 ) -> None:
-    received: ReceivedPositions[str] = ReceivedPositions(is_native=is_native)
+    received: ReceivedPositions[str] = kind()
     expected: dict[int, tuple[int, int]] = {}
     for handle in handles:
         if not received.is_free(handle):
@@ -56,9 +64,9 @@ def test_positions_stay_with_their_handles(
         assert received.position(handle) == (num_chars + 3, num_tokens + 1)
 
 
-@pytest.mark.parametrize("is_native", [True, False])
-def test_what_is_not_exactly_so_is_not_found(is_native: bool) -> None:
-    received: ReceivedPositions[str] = ReceivedPositions(is_native=is_native)
+@pytest.mark.parametrize("kind", BOTH)
+def test_what_is_not_exactly_so_is_not_found(kind: type[ReceivedPositions[Any]]) -> None:
+    received: ReceivedPositions[str] = kind()
     for handle in (1, 2, 3):
         received.open(handle, "x", 10, 4)
     both = pack_u32([1, 2])
@@ -75,9 +83,9 @@ def test_what_is_not_exactly_so_is_not_found(is_native: bool) -> None:
 class AgainstDict(RuleBasedStateMachine):
     """Columns that go on and others, single moves, streams that come and go."""
 
-    @initialize(is_native=st.booleans())
-    def begin(self, is_native: bool) -> None:
-        self.received: ReceivedPositions[int] = ReceivedPositions(is_native=is_native)
+    @initialize(kind=KINDS)
+    def begin(self, kind: type[ReceivedPositions[Any]]) -> None:
+        self.received: ReceivedPositions[int] = kind()
         self.at: dict[int, tuple[int, int]] = {}
         self.last: list[int] = []
 
@@ -154,10 +162,8 @@ def tables(**others: np.ndarray) -> list[np.ndarray]:
     return list((numbers | objects | others).values())
 
 
-@pytest.mark.skipif(native_rows() is None, reason="no C compiler")
 def test_rows_that_do_not_fit_are_refused() -> None:
-    native, row, one = native_rows(), np.zeros(1, np.int64), np.zeros(1, np.uint32)
-    assert native is not None
+    row, one = np.zeros(1, np.int64), np.zeros(1, np.uint32)
     for wrong in (
         {"handles": np.zeros(3, np.int64)},
         {"handles": np.zeros(0, np.int64)},
@@ -166,15 +172,15 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         {"items": np.zeros(1, object)},
     ):
         with pytest.raises(ValueError, match="expected"):
-            native.find(column(1), *tables(**wrong))
+            find_rows(column(1), *tables(**wrong))
     with pytest.raises(TypeError, match="objects"):
-        native.find(column(1), *tables(numbers=np.zeros(2, np.int64)))
+        find_rows(column(1), *tables(numbers=np.zeros(2, np.int64)))
     with pytest.raises(ValueError, match="column"):
-        native.find(bytes(5), *tables())
+        find_rows(bytes(5), *tables())
     for rows in (row + 1, row - 1):
         with pytest.raises(IndexError):
-            native.are_at(rows, column(0), column(0), one, one)
+            rows_are_at(rows, column(0), column(0), one, one)
     for wrong_column in (b"", bytes(3), bytes(8), row):
         with pytest.raises(ValueError, match="column"):
-            native.are_at(row, column(0), wrong_column, one, one)
-    assert native.are_at(row, column(0), column(0), one, one)
+            rows_are_at(row, column(0), wrong_column, one, one)
+    assert rows_are_at(row, column(0), column(0), one, one)

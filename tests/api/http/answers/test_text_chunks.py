@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from tests.api.http.answers.test_broadcast import asked
 from tests.helpers.fake_worker import Entry, deltas
 from tests.helpers.http_answer import CARD, Wire
+from tests.oracles.broadcast import PythonBroadcast
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
+from slipstream.compiled import write_texts
 from slipstream.demo_model import MODEL_PATH
-from slipstream.http.answers import broadcast as broadcast_module
 from slipstream.http.answers.broadcast import Broadcast
 from slipstream.http.answers.event_ids import AnswerId, EventId, StreamCursor
 from slipstream.http.answers.live_answer import AnswerContext
@@ -36,15 +37,12 @@ from slipstream.http.responses.responses_request import read_response_request
 from slipstream.outputs import Delta
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.messages import AnswerEvent, Deltas, EventKind, LogprobColumns
-from slipstream_ipc.native.extension import load_extension
 
 KINDS = ["completion", "chat", "tools", "resumable", "resumable chat", "generate", "1.0"]
 BLOCKS = ["response", "message"]
 NUM = 5  # streams
 MANY_CALLS = EventKind.CALL_ARGUMENTS | 3 << 8
-native = load_extension("text_chunks", broadcast_module._SOURCE)
 TEXTS = TextsByModel(lambda _: str(MODEL_PATH))
-needs_native = pytest.mark.skipif(native is None, reason="no C compiler")
 
 
 @cache
@@ -69,13 +67,11 @@ def planned(kind: str) -> Any:
 
 
 class Front:
-    """Streams that one broadcast writes, with or without the extension."""
+    """Streams that one broadcast writes, in C or in Python."""
 
-    def __init__(self, kinds: list[str], *, is_native: bool) -> None:
-        self.table, self.broadcast = ClientStreamTable(), Broadcast()
-        self.kinds = kinds
-        if not is_native:
-            self.broadcast._native = None
+    def __init__(self, kinds: list[str], *, is_in_c: bool) -> None:
+        self.table, self.kinds = ClientStreamTable(), kinds
+        self.broadcast = Broadcast() if is_in_c else PythonBroadcast()
         self.wires: list[Wire] = []
         self.states: list[StreamState] = []
         self.exchanges: list[Exchange] = []
@@ -117,7 +113,6 @@ told = st.tuples(texts, st.lists(st.integers(0, 2**32 - 1), max_size=3), kinds_o
 messages = st.lists(st.lists(st.none() | told, min_size=NUM, max_size=NUM), max_size=6)
 
 
-@needs_native
 @given(
     st.lists(st.sampled_from([*KINDS, *BLOCKS]), min_size=NUM, max_size=NUM),
     messages,
@@ -130,7 +125,7 @@ def test_the_extension_writes_what_python_writes(
     pauses: list[tuple[int, bool]],
     has_listed: bool,
 ) -> None:
-    fronts = [Front(kinds, is_native=True), Front(kinds, is_native=False)]
+    fronts = [Front(kinds, is_in_c=True), Front(kinds, is_in_c=False)]
     chars, tokens = [0] * NUM, [0] * NUM
     for at, message in enumerate(messages):
         entries = []
@@ -159,8 +154,8 @@ def test_the_extension_writes_what_python_writes(
                 exchange = front.exchanges[which]
                 if exchange.is_open and exchange.is_paused != is_paused:
                     exchange.pause(is_paused)
-    with_native, without = fronts
-    assert with_native.written() == without.written()
+    in_c, in_python = fronts
+    assert in_c.written() == in_python.written()
     chunks = [[each.counters.num_chunks for each in front.exchanges] for front in fronts]
     assert chunks[0] == chunks[1]
     cursors = [
@@ -183,7 +178,6 @@ one_token = st.lists(scored_token, min_size=1, max_size=1)
 scored = st.tuples(texts, one_token | one_token | st.lists(scored_token, min_size=1, max_size=3))
 
 
-@needs_native
 @given(
     st.lists(
         st.sampled_from(
@@ -197,7 +191,7 @@ scored = st.tuples(texts, one_token | one_token | st.lists(scored_token, min_siz
 def test_log_probabilities_are_written_as_in_python(
     kinds: list[str], messages: list[list[Any]]
 ) -> None:
-    fronts = [Front(kinds, is_native=True), Front(kinds, is_native=False)]
+    fronts = [Front(kinds, is_in_c=True), Front(kinds, is_in_c=False)]
     positions = [(0, 0)] * 3
     for message in messages:
         for front in fronts:
@@ -233,7 +227,6 @@ def scored_deltas(
     return deltas(*entries, logprobs=found)
 
 
-@needs_native
 @pytest.mark.parametrize("kind", ["completion logprobs", "chat logprobs"])
 @pytest.mark.parametrize("others", [[], ["completion"], ["completion logprobs", "chat logprobs"]])
 def test_several_tokens_of_one_stream_leave_the_others_to_the_extension(
@@ -248,7 +241,7 @@ def test_several_tokens_of_one_stream_leave_the_others_to_the_extension(
         write_delta(choice, delta, part)
 
     monkeypatch.setattr(StreamedChoice, "write_delta", counted)
-    front = Front([kind] * 3 + others, is_native=True)
+    front = Front([kind] * 3 + others, is_in_c=True)
     token = [40, 40, 42], [-1.0, -1.0, -3.0], 1
     for at in range(3):  # the first chunks of all streams are Python's
         message = [("a", [token]), ("bb", [token, token]), ("c", [token])]
@@ -261,9 +254,9 @@ def test_several_tokens_of_one_stream_leave_the_others_to_the_extension(
     assert left[-1] == "bb"
 
 
-@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize("is_in_c", [True, False])
 def test_a_token_that_cannot_be_shown_fails_the_streams_that_show_it(
-    monkeypatch: pytest.MonkeyPatch, is_native: bool
+    monkeypatch: pytest.MonkeyPatch, is_in_c: bool
 ) -> None:
     text_of = TokenTexts.of
 
@@ -273,7 +266,7 @@ def test_a_token_that_cannot_be_shown_fails_the_streams_that_show_it(
         return text_of(texts, token_id)
 
     monkeypatch.setattr(TokenTexts, "of", broken)
-    front = Front(["completion", "completion logprobs", "completion"], is_native=is_native)
+    front = Front(["completion", "completion logprobs", "completion"], is_in_c=is_in_c)
     for at, own in enumerate([1, 10**6]):
         found = LogprobColumns(2, bytes(24), pack_u32([2, 1, own, 1, 3, 1]), pack_u32([1, 1, 1]))
         entries = [Entry(state.handle, "ab"[at], at, at, [1]) for state in front.states]
@@ -309,12 +302,10 @@ class _Stream:
 
 def write(streams: list[Any], texts: list[Any], left: bytearray, **columns: bytes) -> None:
     ids = columns.get("ids", bytes(4 * len(texts)))
-    assert native is not None
     kinds, counts = columns.get("kinds", b""), columns.get("counts", b"")
-    native.write_texts(streams, texts, None, None, kinds, ids, counts, b"", b"", b"", left)
+    write_texts(streams, texts, None, None, kinds, ids, counts, b"", b"", b"", left)
 
 
-@needs_native
 def test_numbers_are_asked_for_texts_alone() -> None:
     class Numbers:
         grown: ClassVar[list[str]] = []
@@ -330,9 +321,9 @@ def test_numbers_are_asked_for_texts_alone() -> None:
     assert stream.failures == 1
 
 
-@pytest.mark.parametrize("is_native", [pytest.param(True, marks=needs_native), False])
-def test_a_responses_events_have_the_numbers_of_their_last_characters(is_native: bool) -> None:
-    front = Front(["response"], is_native=is_native)
+@pytest.mark.parametrize("is_in_c", [True, False])
+def test_a_responses_events_have_the_numbers_of_their_last_characters(is_in_c: bool) -> None:
+    front = Front(["response"], is_in_c=is_in_c)
     [state], [exchange] = front.states, front.exchanges
     parts = ["a", "bc", "", "d", "é\n", "f"]
     for at, text in enumerate(parts):
@@ -349,7 +340,6 @@ def test_a_responses_events_have_the_numbers_of_their_last_characters(is_native:
     assert stream.numbers.open_block.text == "abcdé\nf"
 
 
-@needs_native
 @given(texts)
 def test_texts_are_escaped_as_msgspec_does(text: str) -> None:
     stream = _Stream()
@@ -358,14 +348,12 @@ def test_texts_are_escaped_as_msgspec_does(text: str) -> None:
     assert stream.sent == ([b"%x\r\n<%b>\r\n" % (len(part) + 2, part)] if part else [])
 
 
-@needs_native
 def test_what_utf8_has_no_form_for_is_left() -> None:
     stream, left = _Stream(), bytearray(1)
     write([stream], ["a\ud800"], left)
     assert (stream.sent, left) == ([], b"\1")
 
 
-@needs_native
 @pytest.mark.parametrize(
     "columns",
     [{"ids": bytes(4)}, {"kinds": bytes(4)}, {"counts": bytes(12)}, {"counts": b"\xff" * 8}],
@@ -380,7 +368,6 @@ def test_columns_that_do_not_match_are_refused(columns: dict[str, bytes]) -> Non
         write(streams, ["a", b"b"], bytearray(2))
 
 
-@needs_native
 def test_a_wrong_attribute_is_the_streams_own_whatever_python_has_looked_up() -> None:
     """A look-up of an attribute that types have not been asked for lately clears an exception."""
     streams = [_Stream(before="no bytes"), _Stream()]
@@ -389,7 +376,6 @@ def test_a_wrong_attribute_is_the_streams_own_whatever_python_has_looked_up() ->
     assert [(each.failures, each.sent) for each in streams] == [(1, []), (0, [b"3\r\n<a>\r\n"])]
 
 
-@needs_native
 def test_a_failure_is_the_streams_own() -> None:
     def broken(_data: bytes) -> None:
         raise OSError("broken")
@@ -405,7 +391,6 @@ def test_a_failure_is_the_streams_own() -> None:
         write([_Stream(send=interrupted)], ["a"], bytearray(1))
 
 
-@needs_native
 def test_nothing_is_kept_alive() -> None:
     stream = _Stream()
     stream.send = None  # fails

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream import compiled
 from slipstream.delta_batch import DeltaBatch
 from slipstream.demo_model import MODEL_PATH
 from slipstream.http.openai.logprob_bodies import TextPosition, chat_logprobs, completion_logprobs
@@ -19,7 +20,6 @@ from slipstream.http.openai.logprob_encoding import (
     chat_tails,
     completion_logprobs_json,
     completion_tails,
-    load_native,
 )
 from slipstream.http.openai.vocabulary import TokenText, TokenTextColumns, TokenTexts
 from slipstream.http.response_encoding import one_line
@@ -138,10 +138,6 @@ def test_tokens_of_one_name_are_told_as_the_full_way_tells_them(found):
             assert quick == encoded(completion_logprobs(entries, k, same, TextPosition()))
 
 
-needs_native = pytest.mark.skipif(load_native() is None, reason="no C compiler")
-
-
-@needs_native
 @given(
     messages=st.lists(deltas(), min_size=1, max_size=3),
     num_names=st.sampled_from([2 * VOCABULARY, 3]),
@@ -184,7 +180,6 @@ def _each(found: Tails) -> list[bytes]:
     return [text[begin:end] for begin, end in pairwise(ends)]
 
 
-@needs_native
 def test_an_id_that_is_too_large_for_columns_takes_the_other_way(texts):
     zero = pack_u32([0])
     for token_id, is_found in ((TokenTextColumns.MOST - 1, True), (TokenTextColumns.MOST, False)):
@@ -193,7 +188,6 @@ def test_an_id_that_is_too_large_for_columns_takes_the_other_way(texts):
         assert (completion_tails(batch, texts).text is not None) == is_found
 
 
-@needs_native
 def test_a_token_with_many_candidates_is_left_to_the_other_way(texts):
     """Each is compared with all before it."""
     widths = [2, 65, 64, 1]
@@ -214,20 +208,17 @@ def test_a_token_with_many_candidates_is_left_to_the_other_way(texts):
         assert whole == b'{"text_offset":[7' + tails[entry]
 
 
-@needs_native
 def test_columns_that_do_not_match_are_refused():
-    native = load_native()
-    assert native is not None
     one, key, minus = pack_u32([1]), b',"a":', b"[-1.0]"
     zero, two, known = pack_u32([0]), pack_u32([2]), (key, pack_u32([0]), pack_u32([5]), one)
-    assert native.completion_tails(zero, minus, pack_u32([0, 1, 0]), one, *known) == (
+    assert compiled.completion_tails(zero, minus, pack_u32([0, 1, 0]), one, *known) == (
         b'],"token_logprobs":[-1.0],"tokens":["a"],"top_logprobs":[{"a":-1.0}]}',
         pack_u32([0, 69, 69]),
         pack_u32([0, 1, 0]),
     )
     whole = b'{"content":[,"a":-1.0,"top_logprobs":[]}],"refusal":null}'  # a head is told as it is
-    assert native.chat_tails(zero, minus, one, one, *known) == (whole, pack_u32([57]), one)
-    for tails in (native.completion_tails, native.chat_tails):
+    assert compiled.chat_tails(zero, minus, one, one, *known) == (whole, pack_u32([57]), one)
+    for tails in (compiled.completion_tails, compiled.chat_tails):
         assert tails(pack_u32([0, 3]), b"[-1.0,-1.0]", one * 2, one * 2, *known) == [3]
         assert tails(b"", b"[]", b"", b"", *known) == (b"", b"", b"")
         for wrong in (

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.http.server import socket_writer
 from slipstream.http.server.socket_writer import writer_of
 
 
@@ -41,12 +40,6 @@ class FakeTransport:
             del self.held[: self.own.send(self.held)]
         except BlockingIOError:
             return
-
-
-needs_native = pytest.mark.skipif(
-    socket_writer.load_native() is None,
-    reason="no C compiler",
-)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -95,7 +88,6 @@ def test_bytes_arrive_in_order(steps: list[Any]) -> None:
         assert received == sent
 
 
-@needs_native
 def test_the_transport_is_passed_while_it_holds_nothing() -> None:
     own, other = pair()
     with own, other:

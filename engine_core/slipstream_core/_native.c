@@ -1,0 +1,15 @@
+/* `slipstream_core._native`: what stands in C files beside the modules that use it. */
+#include "module.h"
+
+int add_plain_step(PyObject *module);
+int add_plan_pack(PyObject *module);
+int add_report_reader(PyObject *module);
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "slipstream_core._native", 0, -1, 0, 0, 0, 0, 0};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    static const AddPart parts[] = {add_plain_step, add_plan_pack, add_report_reader};
+    return module_of(&definition, parts, sizeof parts / sizeof *parts);
+}
