@@ -21,7 +21,7 @@ import zmq
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, CoreToWorker, Report, WorkerToCore
 from slipstream_ipc.transport.codec import worker_codec
-from slipstream_ipc.transport.dealer import Dealer
+from slipstream_ipc.transport.dealer import Dealer, LinkOptions
 from slipstream_ipc.transport.link import WINDOW, Link
 from slipstream_ipc.transport.local_socket import LocalConnection
 from slipstream_ipc.transport.shared_prompts import joined
@@ -53,7 +53,7 @@ class CoreLink:
             identity=identity,
             incarnation=incarnation,
             now=now,
-            wants=wants,
+            options=LinkOptions(wants=wants),
         )
         self._messages: deque[WorkerToCore] = deque()
         self._ended_rows: list[int] = []

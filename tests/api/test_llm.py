@@ -268,7 +268,7 @@ def test_wrong_settings_raise_before_anything_starts():
 def test_a_stack_that_ends_under_a_batch_is_told_at_once(monkeypatch):
     with LLM("simulated:step_ms=20", max_restarts=0) as llm:
         # the client by itself would wait for longer than this test does
-        [session] = llm._client._io._session._sessions
+        [session] = llm._client._io._cluster._alone.links
         monkeypatch.setattr(session, "timeout_s", 10 * PATIENCE_S)
 
         def kill_once_it_works():

@@ -50,7 +50,7 @@ from slipstream_ipc.messages import (
     WorkerToCore,
 )
 from slipstream_ipc.transport.codec import worker_codec
-from slipstream_ipc.transport.dealer import Dealer
+from slipstream_ipc.transport.dealer import Dealer, LinkOptions
 
 VOCAB_SIZE = 997
 _GRAMMAR_S = 0.01  # at most, as a worker may have something to say meanwhile
@@ -170,7 +170,7 @@ class StateWorker:
             self._poller,
             identity=b"the worker",
             now=time.monotonic(),
-            welcome_within_s=0.2,
+            options=LinkOptions(welcome_within_s=0.2),
             **hop,
         )
 

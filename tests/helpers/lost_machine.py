@@ -54,7 +54,7 @@ def main() -> int:
             Client(f"{remote},{local.address}", keys=folder / "keys", timeout_s=PATIENCE_S)
         )
         patience = Patience()
-        while len(client._io._session._moves.open_members()) < 2:
+        while len(client._io._cluster._moves.open_members()) < 2:
             client._io.connect().result()
             patience.wait("both replicas are attached")
         streams = [client.stream(prompt, **PARAMS) for prompt in PROMPTS]

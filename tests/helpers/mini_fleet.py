@@ -11,7 +11,7 @@ from tests.helpers.mini_stack import MiniStack
 from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.stepped_client import Reading
 
-from slipstream.client.connection.fleet_session import FleetSession
+from slipstream.client.connection.cluster import Cluster
 from slipstream.client.placing.moves import MoveSettings
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.request.parallel_sampling import params_of_answers
@@ -25,17 +25,18 @@ class MiniFleet:
         """settings: see `MoveSettings`."""
         self.stacks = stacks
         self.is_reading = True
-        self.clients: list[FleetSession] = []
+        self.clients: list[Cluster] = []
         self.session = self.client(**settings)
 
-    def client(self, **settings: Any) -> FleetSession:
+    def client(self, **settings: Any) -> Cluster:
         """Another client of the fleet."""
-        session = FleetSession(
+        session = Cluster(
             self.stacks[0].context,
             ",".join([stack.client_address for stack in self.stacks]),
             60.0,
             zmq.Poller(),
             self.now(),
+            is_fleet=True,
             settings=MoveSettings(**settings),
         )
         self.clients.append(session)
@@ -82,12 +83,12 @@ class MiniFleet:
         submits = new_submits(prompt, params_of_answers(given), stream_ids=[None] * num)
         return [self.start(StreamState(submit, wants_whole=False)) for submit in submits]
 
-    def resume(self, session: FleetSession, reading: Reading) -> Reading:
+    def resume(self, session: Cluster, reading: Reading) -> Reading:
         """Another client reads a stream on from where this one has read it."""
         resume = new_resume(reading.state.stream_id.hex(), *reading.position)
         return self.start(StreamState(resume, wants_whole=False), session)
 
-    def start(self, state: StreamState, session: FleetSession | None = None) -> Reading:
+    def start(self, state: StreamState, session: Cluster | None = None) -> Reading:
         (session or self.session).submit(state, self.now())
         return Reading(state)
 
@@ -116,10 +117,8 @@ class MiniFleet:
         for path in self._sockets(index):
             path.rename(path.with_name(f"cut-{path.name}"))
         for session in self.clients:
-            member = session._members[index].session
-            assert member is not None
-            for worker in member._sessions:
-                worker._dealer.attach(self.now())
+            for link in session._members[index].links:
+                link._dealer.attach(self.now())
 
     def heal(self, index: int) -> None:
         """The replica can be reached again."""

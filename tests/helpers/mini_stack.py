@@ -55,7 +55,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.transport.codec import client_codec, encode_params
 from slipstream_ipc.transport.curve import Access
-from slipstream_ipc.transport.dealer import Dealer
+from slipstream_ipc.transport.dealer import Dealer, LinkOptions
 from slipstream_worker.build import assemble_worker
 from slipstream_worker.config import WorkerConfig
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
@@ -183,9 +183,8 @@ class RawClient:
             self._poller,
             identity=secrets.token_bytes(16),
             now=stack.now(),
-            welcome_within_s=0.2,
             access=access,
-            wants=wants,
+            options=LinkOptions(wants, welcome_within_s=0.2),
         )
 
     def submit(

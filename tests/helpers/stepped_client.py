@@ -7,8 +7,8 @@ from typing import Any
 
 import zmq
 
+from slipstream.client.connection.cluster import Cluster
 from slipstream.client.connection.link_session import ClientSession
-from slipstream.client.connection.stack_session import StackSession
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.outputs import Delta, end_of
 from slipstream.request.parallel_sampling import params_of_answers
@@ -51,7 +51,7 @@ class Client:
         self,
         stack: Any,
         timeout_s: float = 60.0,
-        kind: type[ClientSession] | type[StackSession] = ClientSession,
+        kind: type[ClientSession] | type[Cluster] = ClientSession,
     ) -> None:
         self._stack = stack
         self.session: Any = kind(

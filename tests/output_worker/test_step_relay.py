@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slipstream.client.connection.stack_session import StackSession
+from slipstream.client.connection.link_session import ClientSession
 from slipstream_core.workers import sender
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import WANTS_LOAD, SamplingParams
+from slipstream_ipc.transport.dealer import LinkOptions
 from slipstream_lab.common.collection_watch import CollectionWatch
 from slipstream_lab.output_path import in_process_path
 from slipstream_lab.output_path.in_process_path import OutputPath
@@ -66,7 +67,7 @@ class Path(OutputPath):
                 workload, num, params, FACTORY, len(PIECES), Stopwatch(CollectionWatch())
             )
         if not relays:
-            table: Any = self._session._sessions[0]._table
+            table: Any = self._cluster._alone.links[0]._table
             table.relay = lambda *_: None
         self.worker: Any = self._workers[0]
         self.num_relayed = 0
@@ -93,7 +94,7 @@ class Path(OutputPath):
             self.worker.beat(now)
         self.num_relayed += self.worker._relay is not None
         if client:
-            self._session.turn(now, self._arrived)
+            self._cluster.turn(now, self._arrived)
         core.handler.receive(now)
 
     @property
@@ -161,8 +162,13 @@ def test_nearly_all_steps_of_streams_that_go_on_are_relayed(logprobs: int | None
 def test_a_client_that_reads_nothing_does_not_keep_steps_from_being_relayed(wants: int) -> None:
     path = Path([[1 + step % 5 for step in range(100)]] * 3, SamplingParams(), relays=True)
     with path._network.in_use() as context:
-        idle = StackSession(
-            context, in_process_path._CLIENTS, 60.0, zmq.Poller(), path._now, wants=wants
+        idle = ClientSession(
+            context,
+            in_process_path._CLIENTS,
+            60.0,
+            zmq.Poller(),
+            path._now,
+            options=LinkOptions(wants),
         )
     while not idle.is_attached:
         idle.turn(path._now)

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 import zmq
 
 from slipstream.cli.options.parser import Parser
-from slipstream.client.connection.fleet_session import FleetSession
-from slipstream.client.connection.server_session import SessionOpener
-from slipstream.client.connection.stack_session import StackSession
+from slipstream.client.connection.cluster import Cluster
 from slipstream.client.endpoints import default_address, server_endpoint
 from slipstream.client.placing.replica_status import ReplicaStatus
 from slipstream_ipc.transport.curve import Access
@@ -83,26 +81,21 @@ def _fleet(
     poller: Poller,
     until: float,
     access: Access | None,
-) -> FleetSession:
+) -> Cluster:
     """The session with the replicas at an address, or with all of the fleet that the one at it
     belongs to.
     """
     now = time.monotonic()
-    opener = SessionOpener(context, address, _WITHIN_S, poller, access=access)
-    session = opener.open(now)
-    while isinstance(session, StackSession) and not session.is_attached and now < until:
+    cluster = Cluster(context, address, _WITHIN_S, poller, now, access=access)
+    while not (cluster.is_fleet or cluster.is_attached) and now < until:
         now = time.monotonic()
-        session.turn(now, dict(poller.poll(_POLL_MS)))
-        session = opener.next(session, now)
-    if isinstance(session, FleetSession):
-        return session
-    session.say_goodbye(now)
-    session.close()
-    return FleetSession(context, address, _WITHIN_S, poller, now, access=access)
+        cluster.turn(now, dict(poller.poll(_POLL_MS)))
+    cluster.become_fleet(now)
+    return cluster
 
 
 def _statuses(
-    fleet: FleetSession, poller: zmq.Poller, until: float, *, is_whole: bool = False
+    fleet: Cluster, poller: zmq.Poller, until: float, *, is_whole: bool = False
 ) -> list[ReplicaStatus]:
     """Turn the session until all replicas have said something, or `until`.
 

@@ -28,7 +28,7 @@ import zmq
 from msgspec import structs
 
 from slipstream.client.base import new_state
-from slipstream.client.connection.stack_session import StackSession
+from slipstream.client.connection.cluster import Cluster
 from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
@@ -113,17 +113,17 @@ class OutputPath:
                 )
                 for index in range(num_workers)
             ]
-            self._session = StackSession(context, _CLIENTS, 60.0, zmq.Poller(), time.monotonic())
-            self._until(lambda: bool(self._session.models) and self._session.is_attached)
-        self.io = cast(ThreadIO, _SessionIO(self._session))
+            self._cluster = Cluster(context, _CLIENTS, 60.0, zmq.Poller(), time.monotonic())
+            self._until(lambda: bool(self._cluster.models) and self._cluster.is_attached)
+        self.io = cast(ThreadIO, _SessionIO(self._cluster))
         self.states: list[StreamState] = []
         for index, prompt in enumerate(workload.prompts[:batch]):
             # a step's plan holds the seeds of its rows, so the seed identifies the request
             seeded = structs.replace(params, seed=index)
-            self.states.append(new_state(self._session.models[0], prompt, seeded, kind="delta"))
+            self.states.append(new_state(self._cluster.models[0], prompt, seeded, kind="delta"))
         self.group = StreamGroup(self.states) if is_together else None
         for state in self.states:
-            self._session.submit(state, time.monotonic())
+            self._cluster.submit(state, time.monotonic())
         self._until(lambda: all(state.prompt_ids is not None for state in self.states))
         self._until(lambda: self._core.scheduler.num_waiting == batch)
         # in the engine a step is in flight when a report comes, whose message acknowledges it
@@ -177,7 +177,7 @@ class OutputPath:
             self._workers[worker].run_once(now, self._arrived)
             watch.lap("settle")
         self._awake.clear()
-        self._session.turn(now, self._arrived)
+        self._cluster.turn(now, self._arrived)
         watch.lap("client")
 
     def take_reports(self) -> None:
@@ -202,7 +202,7 @@ class OutputPath:
 
     def close(self) -> None:
         """Close client, worker and core."""
-        self._session.close()
+        self._cluster.close()
         for worker in self._workers:
             worker.close()
         self._core.close()
@@ -225,7 +225,7 @@ class OutputPath:
         """Turn all components until `condition` holds; no tokens are generated yet."""
         for _ in range(_SETUP_TURNS):
             now = time.monotonic()
-            self._session.turn(now)
+            self._cluster.turn(now)
             for worker in self._workers:
                 worker.run_once(now)
             self._core.handler.receive(now)
@@ -271,18 +271,18 @@ class _NoDevice:
 class _SessionIO:
     """Replaces a client's I/O thread: every call acts at once, in this thread."""
 
-    def __init__(self, session: StackSession) -> None:
-        self._session = session
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
 
     @property
     def models(self) -> tuple[ModelCard, ...]:
-        return self._session.models
+        return self._cluster.models
 
     def abort(self, state: StreamState) -> None:
-        self._session.abort(state)
+        self._cluster.abort(state)
 
     def abandon(self, state: StreamState) -> None:
-        self._session.abandon(state)
+        self._cluster.abandon(state)
 
 
 def _no_device(vocab_size: int, max_model_len: int) -> Runner:

@@ -22,7 +22,7 @@ import msgspec
 import zmq
 from msgspec.structs import replace
 
-from slipstream.client.connection.fleet_session import FleetSession
+from slipstream.client.connection.cluster import Cluster
 from slipstream.errors import SlipstreamError
 from slipstream.stack.settings import StackSettings
 from slipstream.stack.stack import Stack
@@ -121,19 +121,19 @@ class LoadReader:
     def __init__(self, address: str) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         now = time.monotonic()
-        self._session = FleetSession(self._context, address, _ATTACH_S, Poller(), now)
+        self._cluster = Cluster(self._context, address, _ATTACH_S, Poller(), now, is_fleet=True)
 
     def read(self) -> Load | None:
         """The last load that the stack has reported; None before the first report."""
-        self._session.turn(time.monotonic())
-        [status] = self._session.statuses()
+        self._cluster.turn(time.monotonic())
+        [status] = self._cluster.statuses()
         return status.load
 
     def close(self) -> None:
         """Close its sockets. To be called: where a context is collected together with its sockets,
         it may wait for them for ever.
         """
-        self._session.close()
+        self._cluster.close()
         self._context.destroy(linger=0)
 
 

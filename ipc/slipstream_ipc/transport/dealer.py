@@ -25,6 +25,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Container, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import zmq
@@ -63,6 +64,19 @@ Receipt = TypeVar("Receipt")
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """The options of a link as its attaching end sets them. wants: goes into each Hello.
+    welcome_within_s: until the first Hello that is not answered is followed by another.
+    ping_after_s, dead_after_s: see `Link`.
+    """
+
+    wants: int = 0
+    welcome_within_s: float = 1.0
+    ping_after_s: float = PING_AFTER_S
+    dead_after_s: float = DEAD_AFTER_S
+
+
 class Dealer(Generic[Out, In, Receipt]):
     """Keeps a hop to one accepting end attached. `poller` always has the current channel.
 
@@ -80,15 +94,11 @@ class Dealer(Generic[Out, In, Receipt]):
         identity: bytes,
         now: float,
         incarnation: int = 0,
-        welcome_within_s: float = 1.0,
         fresh: bool = True,
         access: Access | None = None,
-        wants: int = 0,
-        ping_after_s: float = PING_AFTER_S,
-        dead_after_s: float = DEAD_AFTER_S,
+        options: LinkOptions | None = None,
     ) -> None:
-        """`access` is for a tcp:// address; an ipc:// address takes none. `wants` goes into each
-        Hello. `ping_after_s`, `dead_after_s`: see `Link`.
+        """`access` is for a tcp:// address; an ipc:// address takes none.
 
         Raises: BadRequest for an invalid address; PermissionError if other users may enter the
         folder of an ipc:// socket.
@@ -101,10 +111,8 @@ class Dealer(Generic[Out, In, Receipt]):
         self._poller = poller
         self._identity = identity
         self._access = access
-        self._wants = wants
-        self._ping_after_s = ping_after_s
-        self._dead_after_s = dead_after_s
-        self._backoff = ReconnectBackoff(welcome_within_s)
+        self._options = options or LinkOptions()
+        self._backoff = ReconnectBackoff(self._options.welcome_within_s)
         self._epoch = incarnation << 32
         self._channel: Channel | None = None  # None too where no descriptor was left for one
         self._is_closed = True
@@ -241,14 +249,19 @@ class Dealer(Generic[Out, In, Receipt]):
         self._may_move = may_move
         self._epoch += 1
         self.link: Link[Receipt] = Link(
-            self._epoch, now, ping_after_s=self._ping_after_s, dead_after_s=self._dead_after_s
+            self._epoch,
+            now,
+            ping_after_s=self._options.ping_after_s,
+            dead_after_s=self._options.dead_after_s,
         )
         self._hello_at = now
         if local is not None:
             self._channel = LocalChannel(local, self._poller)
         elif not self._open_zmq():
             return
-        self._send_control(Hello(self._codec.version, self._identity, self.fresh, self._wants))
+        self._send_control(
+            Hello(self._codec.version, self._identity, self.fresh, self._options.wants)
+        )
 
     def _open_zmq(self) -> bool:
         """Open a channel over ZeroMQ; False where no descriptor is left."""

@@ -870,7 +870,7 @@ def test_server_that_stays_away_ends_what_waits(
     worker = FakeWorker(address)
     with Client(address) as client:
         stream, _ = start(client, worker)
-        [session] = client._io._session._sessions
+        [session] = client._io._cluster._alone.links
         monkeypatch.setattr(session, "timeout_s", 0.2)
         worker.is_silent = True
         worker.tell_to_attach()

@@ -33,6 +33,7 @@ from slipstream_ipc.messages import (
     Welcome,
 )
 from slipstream_ipc.transport.codec import client_codec, core_codec, front_codec, worker_codec
+from slipstream_ipc.transport.dealer import LinkOptions
 from slipstream_ipc.transport.local_socket import connect_local
 from slipstream_ipc.transport.router import Router
 from slipstream_ipc.transport.sockets import MAX_READ_AT_ONCE, MAX_READ_BYTES_AT_ONCE, new_dealer
@@ -227,7 +228,7 @@ def test_hello_says_fresh_until_a_welcome_has_come(hop: Any) -> None:
 
 def test_an_unanswered_hello_is_repeated_with_growing_patience(hop: Any) -> None:
     hop.is_welcoming = False
-    attacher = hop.attacher(welcome_within_s=1.0)
+    attacher = hop.attacher(options=LinkOptions(welcome_within_s=1.0))
     attaches = []
     for tick in range(1, 200):
         epoch = attacher.epoch

@@ -15,7 +15,7 @@ from tests.helpers.stacks import spareless_stack
 from slipstream import Stack
 from slipstream_ipc.messages import WANTS_LOAD, ClientToWorker, Load, Welcome, WorkerToClient
 from slipstream_ipc.transport.codec import client_codec
-from slipstream_ipc.transport.dealer import Dealer
+from slipstream_ipc.transport.dealer import Dealer, LinkOptions
 
 
 class Router:
@@ -31,7 +31,7 @@ class Router:
             self._poller,
             identity=secrets.token_bytes(16),
             now=time.monotonic(),
-            wants=WANTS_LOAD,
+            options=LinkOptions(WANTS_LOAD),
         )
         self.loads: list[Load] = []
         self.welcome: Welcome | None = None

@@ -15,7 +15,7 @@ from tests.helpers.mini_stack import CHAIN
 from tests.helpers.stepped_client import Reading
 
 from slipstream import ClosedError, SlipstreamError, SupersededError
-from slipstream.client.connection.fleet_session import FleetSession
+from slipstream.client.connection.cluster import Cluster
 from slipstream.client.endpoints import LOCK_NAME
 from slipstream.client.placing import moves
 from slipstream.client.placing.moves import MoveSettings
@@ -416,13 +416,13 @@ def test_moved_with_everything_a_request_may_ask(
     assert reading.state.end.reason == plain.state.end.reason
 
 
-def resumed(fleet: MiniFleet, session: FleetSession, reading: Reading) -> Reading:
+def resumed(fleet: MiniFleet, session: Cluster, reading: Reading) -> Reading:
     """The reader comes back, with the request, to where it has read."""
     return resumed_at(fleet, session, reading, reading.position)
 
 
 def resumed_at(
-    fleet: MiniFleet, session: FleetSession, reading: Reading, position: tuple[int, int]
+    fleet: MiniFleet, session: Cluster, reading: Reading, position: tuple[int, int]
 ) -> Reading:
     """A reader comes back, with the request, to a position."""
     resume = new_resume(reading.state.stream_id.hex(), *position)

@@ -24,7 +24,6 @@ from tests.helpers.ports import free_port
 from tests.helpers.processes import started
 
 from slipstream import Client
-from slipstream.client.connection.fleet_session import FleetSession
 from slipstream.demo_model import MODEL_PATH
 
 MODEL = f"simulated:step_ms=10,prefill_us=20,tokenizer={MODEL_PATH},mode=chain"
@@ -136,9 +135,9 @@ def test_a_client_of_one_replica_goes_on_at_the_other() -> None:
         plain = fleet.texts()
         with Client(fleet.address.split(",")[0]) as client:
             patience = Patience()
-            while not isinstance(client._io._session, FleetSession):
+            while not client._io._cluster.is_fleet:
                 patience.wait("it learns the members")
-            while len(client._io._session._moves.open_members()) < 2:
+            while len(client._io._cluster._moves.open_members()) < 2:
                 patience.wait("both are attached")
             streams = [client.stream(prompt, max_tokens=120, seed=1) for prompt in PROMPTS]
             texts = [next(stream).text for stream in streams]

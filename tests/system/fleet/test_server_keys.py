@@ -16,7 +16,7 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import BadRequestError, Client
 from slipstream.cli.keys import add_client, add_front, make_folder
-from slipstream.client.connection.stack_session import StackSession
+from slipstream.client.connection.link_session import ClientSession
 from slipstream.demo_model import MODEL_PATH
 
 
@@ -39,7 +39,7 @@ def test_each_replica_has_a_key_pair_of_its_own(tmp_path: Path) -> None:
             )
         with Client(",".join(addresses), keys=str(client_keys)) as client:
             patience = Patience()
-            while len(client._io._session._members.attached) < 2:
+            while len(client._io._cluster._members.attached) < 2:
                 patience.wait()
         with Client(addresses[1], keys=str(client_keys)) as client:
             assert len(client.generate([1, 2, 3], max_tokens=5, ignore_eos=True).token_ids) == 5
@@ -114,16 +114,15 @@ def test_a_replica_of_another_key_is_named_once_and_the_others_serve(
             stack = spareless_stack("simulated:step_ms=1", listen=address, **options)
             opened.enter_context(stack)
         client = opened.enter_context(Client(",".join(addresses), keys=str(own)))
-        members = client._io._session._members
+        members = client._io._cluster._members
         right, wrong, plain = addresses
-        tried: list[StackSession] = []  # kept, as the address of one that is gone is used again
+        tried: list[ClientSession] = []  # kept, as the address of one that is gone is used again
         whys: set[str] = set()
         patience = Patience()
         while len(tried) < 20 or not any("the other does not" in why for why in whys):
             found = {each.address: each for each in members.statuses()}
-            [session] = [each.session for each in members.listed if each.address == plain]
-            if session is not None and all(session is not each for each in tried):
-                tried.append(session)
+            [links] = [each.links for each in members.listed if each.address == plain]
+            tried += [link for link in links if all(link is not each for each in tried)]
             whys.add(found[plain].why)
             assert len(client.generate([1, 2, 3], max_tokens=5, ignore_eos=True).token_ids) == 5
             patience.check(whys)

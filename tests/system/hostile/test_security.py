@@ -33,7 +33,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.transport.codec import client_codec, encode_params
-from slipstream_ipc.transport.dealer import Dealer
+from slipstream_ipc.transport.dealer import Dealer, LinkOptions
 from slipstream_ipc.transport.sockets import new_dealer
 from slipstream_worker.detokenizer.factory import Detokenizer, DetokenizerFactory
 
@@ -55,7 +55,9 @@ class Stranger:
             zmq.Poller(),
             identity=identity or secrets.token_bytes(16),
             now=stack.now(),
-            welcome_within_s=20.0,  # one attach: what is said in it is not said again
+            options=LinkOptions(
+                welcome_within_s=20.0
+            ),  # one attach: what is said in it is not said again
         )
         stack.clients.append(self)
 

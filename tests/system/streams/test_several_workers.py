@@ -5,26 +5,25 @@ from __future__ import annotations
 import random
 from concurrent.futures import Future
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from msgspec import structs
 from tests.helpers.stepped_client import Client, Reading, finish
 
+from slipstream.client.connection.cluster import Cluster
 from slipstream.client.connection.queries import new_recall
-from slipstream.client.connection.stack_session import StackSession
 from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import UnknownStreamError
 from slipstream.request.requests import checked_params, new_submit
-from slipstream_ipc.messages import WANTS_LOAD, Cancel, KeepOptions, Load, Locate
+from slipstream_ipc.messages import Cancel, KeepOptions, Locate
 from slipstream_ipc.worker_deal import worker_of
 
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
 
 
 def client_of(stack: Any) -> Client:
-    return Client(stack, kind=StackSession)
+    return Client(stack, kind=Cluster)
 
 
 def submit_all(stack: Any, client: Client, **params: Any) -> list[Reading]:
@@ -113,7 +112,7 @@ def test_the_death_of_one_worker_touches_its_own_streams_alone(make_stack, expec
     stack.until(lambda: client.session.is_attached)
     kept = client.submit(PROMPTS[0], stack.ids(1, 1)[0], max_tokens=400)
     other = client.submit(PROMPTS[1], stack.ids(0, 1)[0], max_tokens=400)
-    epoch = client.session._sessions[1]._dealer.epoch
+    epoch = client.session._alone.links[1]._dealer.epoch
     num_deaths = 0
     while not kept.is_over:
         before = len(kept.state.deltas)
@@ -126,7 +125,7 @@ def test_the_death_of_one_worker_touches_its_own_streams_alone(make_stack, expec
     finish(stack, [kept, other])
     assert num_deaths > 2
     assert (kept.text, kept.token_ids) == (plain.text, plain.token_ids)
-    assert client.session._sessions[1]._dealer.epoch == epoch, "its session went on"
+    assert client.session._alone.links[1]._dealer.epoch == epoch, "its session went on"
 
 
 def test_another_client_goes_on_with_a_stream_of_each_worker(make_stack, expected) -> None:
@@ -177,26 +176,19 @@ def test_streams_are_located_at_each_worker(make_stack) -> None:
 
 def test_the_first_worker_tells_the_load_of_the_stack(make_stack) -> None:
     stack = make_stack(num_workers=2)
-    heard: list[Load] = []
-    observer = Mock(loaded=heard.append)
-    session = StackSession(
-        stack.context,
-        stack.client_address,
-        60.0,
-        stack.poller,
-        stack.now(),
-        observer=observer,
-        wants=WANTS_LOAD,
+    cluster = Cluster(
+        stack.context, stack.client_address, 60.0, stack.poller, stack.now(), is_fleet=True
     )
+    [member] = cluster._members.listed
     workers = [each._load_notices for each in stack.workers]
 
     def is_attached() -> bool:
-        session.turn(stack.now())
-        return len(session._sessions) == 2 and session.is_attached and len(heard) > 0
+        cluster.turn(stack.now())
+        return len(member.links) == 2 and member.are_links_attached and member.said is not None
 
     stack.until(is_attached)
     assert [len(each.sessions) for each in workers] == [1, 0]
-    session.close()
+    cluster.close()
 
 
 @pytest.mark.parametrize("worker", [0, 1])
@@ -242,7 +234,7 @@ def test_the_next_stack_may_have_another_number(
     stack.start_worker()
     finish(stack, streams)
     assert outcome(streams) == outcome(plain)
-    assert len(client.session._sessions) == after
+    assert len(client.session._alone.links) == after
     for stream in streams:
         assert stream.state.worker == worker_of(stream.state.stream_id, after)
 
@@ -262,7 +254,7 @@ def test_a_group_is_read_over_all_workers(make_stack, expected) -> None:
         for index, delta in items:
             texts[index] += delta.text
     assert texts == [each.text for each in plain]
-    assert not any(session._table._groups for session in client.session._sessions)
+    assert not any(session._table._groups for session in client.session._alone.links)
 
 
 def test_a_foreign_client_may_stay_with_the_first_worker(make_stack, expected) -> None:

@@ -15,116 +15,25 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from slipstream.client.connection.members import FleetMember, FleetMembers
+from slipstream.client.connection.combined_answer import AnswerOfAll
+from slipstream.client.connection.members import Member, Members
 from slipstream.client.connection.queries import PendingQuery, Post, Query
 from slipstream.errors import SlipstreamError
 from slipstream_ipc.messages import (
     Cancel,
-    Cancelled,
-    CancelledState,
     Inspect,
     Locate,
     Recall,
-    Recalled,
 )
 
 _MISSING_S = 2.0  # for a member that is away to come back, where it may know a stream
-
-
-class AnswerOfAll:
-    """Fulfils a future when every replica has answered, or cannot any more.
-
-    - Cancel: a stream runs if it does at any replica; those that it has left have ended it.
-    - Recall: the complete answer, else that of a stream that still runs, else the longest copy that
-      a replica has of one that was ended.
-    - Locate, Inspect: a list of the answers; None for a replica that did not answer.
-    - A replica that fails, or does not come back, may have known a stream that the others do not
-      know: that is an error, then.
-    """
-
-    def __init__(
-        self,
-        query: Query,
-        future: Future[Any],
-        num_parts: int,
-        gone: Callable[[], SlipstreamError] | None = None,
-        again: Callable[[], bool] | None = None,
-    ) -> None:
-        """gone: the error of a replica whose part was cancelled. again: called where a stream is
-        unknown; whether the query is asked again.
-        """
-        self._gone = gone
-        self._again = again
-        self._query = query
-        self._future = future
-        self._found: list[Any] = [None] * num_parts
-        self._num_left = num_parts
-        self._error: BaseException | None = None
-
-    def add(self, index: int, part: Future[Any]) -> None:
-        """The answer of one replica; the last one fulfils the future."""
-        if part.cancelled():
-            self._error = self._error or (None if self._gone is None else self._gone())
-        elif (error := part.exception()) is None:
-            self._found[index] = part.result()
-        else:
-            self._error = error
-        self._num_left -= 1
-        if not self._num_left:
-            self._fulfil()
-
-    def give_up(self) -> None:
-        """Do without the answers that have not come. For a Locate or an Inspect."""
-        if self._num_left > 0:
-            self._num_left = 0
-            self._fulfil()
-
-    def _fulfil(self) -> None:
-        if isinstance(self._query, Locate | Inspect):
-            if self._future.set_running_or_notify_cancel():
-                self._future.set_result(self._found)
-            return
-        answers = [each for each in self._found if each is not None]
-        found: Cancelled | Recalled
-        if isinstance(self._query, Cancel):
-            found = _cancelled(answers, len(self._query.stream_ids))
-            is_known = "unknown" not in found.found
-        else:
-            found = max(answers, key=_worth, default=Recalled(0))
-            is_known = found.answer is not None
-        if not is_known and self._again is not None and self._again():
-            return
-        if not self._future.set_running_or_notify_cancel():
-            return
-        if is_known or self._error is None:
-            self._future.set_result(found)
-        else:
-            self._future.set_exception(self._error)
-
-
-def _cancelled(answers: list[Cancelled], num: int) -> Cancelled:
-    found: list[CancelledState] = ["unknown"] * num
-    for answer in answers:
-        for at, state in enumerate(answer.found):
-            if found[at] != "running" and state != "unknown":
-                found[at] = state
-    return Cancelled(0, tuple(found))
-
-
-def _worth(recalled: Recalled) -> tuple[int, int]:
-    answer = recalled.answer
-    if answer is None:
-        return 0, 0
-    if answer.end is None:
-        return 2, 0
-    return 1 if answer.end.reason in ("abort", "error") else 3, answer.end.num_tokens
 
 
 @dataclass(eq=False, slots=True)
 class _AskedMember:
     """A member that was asked, and its answer. until: how long it is waited for while away."""
 
-    member: FleetMember
+    member: Member
     future: Future[Any]
     until: float = inf
 
@@ -134,7 +43,7 @@ class FleetQueries:
 
     def __init__(
         self,
-        members: FleetMembers,
+        members: Members,
         is_on_its_way: Callable[[bytes, bytes], bool],
         moves_of: Callable[[bytes, bytes], int | None],
         timeout_s: float,
@@ -161,19 +70,17 @@ class FleetQueries:
             self._waiting.append(PendingQuery(query, future, now, post))
             return
         if isinstance(query, Cancel | Recall):
-            able = members.that_may_answer(now)
-            if able:
+            asked_of = members.that_may_answer(now)
+            if asked_of:
                 asked = PendingQuery(query, future, now, post)
                 again = partial(self._ask_again, asked, self._moves(query))
-                answer = AnswerOfAll(query, future, len(able), members.gone_error, again)
-                for part in _ask_each(answer, query, able, now, post):
+                answer = AnswerOfAll(query, future, len(asked_of), members.gone_error, again)
+                for part in _ask_each(answer, query, asked_of, now, post):
                     self._parts[part.future] = part
                 return
-        attached = members.attached_of(model)
-        sessions = [each.session for each in attached if each.session is not None]
-        sessions = sessions or members.sessions_of(model)
-        if sessions:
-            sessions[0].ask(query, future, now, post)
+        able = members.attached_of(model) or members.opened_of(model)
+        if able:
+            able[0].ask(query, future, now, post)
         elif future.set_running_or_notify_cancel():
             future.set_exception(members.gone_error(model))
 
@@ -248,7 +155,7 @@ class FleetQueries:
 
 
 def ask_all(
-    query: Query, members: Sequence[FleetMember], future: Future[Any], now: float, post: Post
+    query: Query, members: Sequence[Member], future: Future[Any], now: float, post: Post
 ) -> AnswerOfAll:
     """Fulfil `future` with the answers of all these members, put together."""
     answer = AnswerOfAll(query, future, len(members))
@@ -257,11 +164,10 @@ def ask_all(
 
 
 def _ask_each(
-    answer: AnswerOfAll, query: Query, members: Sequence[FleetMember], now: float, post: Post
+    answer: AnswerOfAll, query: Query, members: Sequence[Member], now: float, post: Post
 ) -> list[_AskedMember]:
     parts = [_AskedMember(member, Future()) for member in members]
     for index, part in enumerate(parts):
         part.future.add_done_callback(partial(answer.add, index))
-        assert part.member.session is not None
-        part.member.session.ask(query, part.future, now, post)
+        part.member.ask(query, part.future, now, post)
     return parts

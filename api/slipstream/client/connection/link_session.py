@@ -3,7 +3,7 @@
 A thread (`ThreadIO`) or an event loop (`LoopIO`) drives it, and passes the current time in.
 
 - All calls come from one thread. `turn` is called after other calls, when the socket is readable,
-  and at least every `StackSession.tick_s`.
+  and at least every `Cluster.tick_s`.
 - Deltas are acknowledged once they are in their streams' queues: with the next message or a few at
   a time, at once where a stream ends. Pings are answered here too, so a slow reader neither counts
   as a dead client nor delays other streams. Unread deltas are merged (`merge_unread`), so they take
@@ -24,7 +24,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_bytes
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Any
 
 import zmq
 
@@ -73,7 +73,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.transport.codec import client_codec
 from slipstream_ipc.transport.curve import Access
-from slipstream_ipc.transport.dealer import Dealer
+from slipstream_ipc.transport.dealer import Dealer, LinkOptions
 from slipstream_ipc.transport.link import MAY_OWE
 
 logger = logging.getLogger(__name__)
@@ -98,19 +98,24 @@ class _Caller:
     since: float
 
 
-class LinkOptions(TypedDict, total=False):
-    """The options of a session's link; see `Dealer`."""
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """The ways of a session while its server is away. outlives_server: whether to wait for another
+    one when it says goodbye. fails_early: until the first attach, whether to wait no longer than
+    _ABSENT_S where no server is to be expected (`why_absent`).
+    """
 
-    wants: int
-    ping_after_s: float
-    dead_after_s: float
+    outlives_server: bool = True
+    fails_early: bool = False
 
 
-class SessionObserver(Protocol):
-    """Callbacks of a session that is one of several, called from inside `turn`."""
+class SessionObserver:
+    """Callbacks of a session, called from inside `turn`. These do nothing."""
 
     def welcomed(self, welcome: Welcome) -> None:
-        """The server has answered, and nothing was said to it yet: streams may leave."""
+        """The server has answered, and nothing was said to it yet: streams and queries may be
+        taken.
+        """
 
     def loaded(self, load: Load) -> None:
         """The server has told its load."""
@@ -119,12 +124,14 @@ class SessionObserver(Protocol):
         """The server refuses the client, or breaks the protocol: whether the streams go elsewhere,
         else they fail with this error.
         """
+        return False
 
     def turned_away(self, state: StreamState) -> None:
         """The server leaves and has not accepted this stream."""
 
     def overloaded(self, state: StreamState) -> bool:
         """Called if the server has no room for this stream; return True if it goes elsewhere."""
+        return False
 
     def over(self, state: StreamState) -> None:
         """A stream is over."""
@@ -145,31 +152,20 @@ class ClientSession:
         now: float,
         *,
         access: Access | None = None,
-        outlives_server: bool = True,
-        fails_early: bool = False,
+        absence: Absence | None = None,
         group_ids: Iterator[int] | None = None,
-        on_welcome: Callable[[Welcome], None] | None = None,
         observer: SessionObserver | None = None,
-        **link_options: Unpack[LinkOptions],
+        options: LinkOptions | None = None,
     ) -> None:
-        """outlives_server: whether to wait for another server when the server says goodbye.
-        fails_early: until the first attach, whether to wait no longer than _ABSENT_S where no
-        server is to be expected (`why_absent`).
-        group_ids: see `ClientStreamTable`. on_welcome: called with each Welcome before anything is
-        sent after it; it may take streams and queries. observer: of a session that is one of
-        several; it is told of a Welcome before `on_welcome`.
-        """
-        self._observer = observer
-        self._fails_early = fails_early
-        self._outlives_server = outlives_server
+        """group_ids: see `ClientStreamTable`. options: of the link."""
+        self._observer = observer = observer or SessionObserver()
+        self._absence = absence or Absence()
         self._has_left = False  # the server has said goodbye
         self._warns_of_tenants = False  # to the server it is one, whatever tenants it names
         self.address = address
         self.timeout_s = timeout_s
         self.model: ModelCard | None = None  # as last reported by the server
-        self._on_welcome = on_welcome
-        on_over = None if observer is None else observer.over
-        self._table = ClientStreamTable(group_ids, on_over)
+        self._table = ClientStreamTable(group_ids, observer.over)
         self._callers: list[_Caller] = []
         self._requests = PendingRequests(self._table)
         self._queries = PendingQueries()
@@ -188,7 +184,7 @@ class ClientSession:
             identity=token_bytes(16),
             now=now,
             access=access,
-            **link_options,
+            options=options,
         )
 
     @property
@@ -392,9 +388,9 @@ class ClientSession:
                 case PromptLogprobs():
                     if not table.take_prompt(body):
                         self._dealer.attach(now)
-                case Rejected() if body.is_leaving and self._outlives_server:
+                case Rejected() if body.is_leaving and self._absence.outlives_server:
                     turned_away = table.turn_away(body)
-                    if turned_away is not None and self._observer is not None:
+                    if turned_away is not None:
                         self._observer.turned_away(turned_away)
                 case Rejected() if self._goes_elsewhere(body):
                     pass
@@ -414,13 +410,12 @@ class ClientSession:
                     self._num_breaches = 0
                 case Welcome():
                     self._greet(body)
-                case AttachRefused() if body.is_leaving and self._outlives_server:
+                case AttachRefused() if body.is_leaving and self._absence.outlives_server:
                     self._has_left = True
                     if self._dealer.is_attached:
                         self._dealer.attach(now)
                 case Load():
-                    if self._observer is not None:
-                        self._observer.loaded(body)
+                    self._observer.loaded(body)
                 case AttachRefused():
                     kind = OverloadedError if body.is_leaving else SlipstreamError
                     self._refuse(partial(kind, body.fault))
@@ -433,7 +428,7 @@ class ClientSession:
 
     def _goes_elsewhere(self, rejected: Rejected) -> bool:
         """True if another server is asked for a stream that this one has no room for."""
-        if self._observer is None or rejected.fault.code != "overloaded":
+        if rejected.fault.code != "overloaded":
             return False
         state = self._table.get(rejected.handle)
         if state is None or state.is_abort_wanted or state.prompt_ids is not None:
@@ -455,17 +450,14 @@ class ClientSession:
         """Fail the streams that wait for this server, which refuses them, unless they can go
         elsewhere.
         """
-        if self._observer is None or not self._observer.refused(error):
+        if not self._observer.refused(error):
             self._fail_waiting(error)
 
     def _greet(self, welcome: Welcome) -> None:
         self.model = welcome.model
         self._has_left = False
         self._warns_of_tenants = bool(welcome.answers & ONE_TENANT)
-        if self._observer is not None:
-            self._observer.welcomed(welcome)
-        if self._on_welcome is not None:
-            self._on_welcome(welcome)
+        self._observer.welcomed(welcome)
         callers, self._callers = self._callers, []
         for caller in callers:
             caller.future.set_result(welcome.model)
@@ -481,7 +473,7 @@ class ClientSession:
             return
         if self._lost_at is None:
             self._lost_at = now
-        if self._fails_early and self.model is None and self._lost_at <= now - _ABSENT_S:
+        if self._absence.fails_early and self.model is None and self._lost_at <= now - _ABSENT_S:
             absent = why_absent(self.address)
             if absent is not None:
                 why = f"no Slipstream server at {self.address}: {absent}; {_WHAT_TO_DO}"

@@ -19,10 +19,9 @@ from typing import Any
 
 import zmq
 
-from slipstream.client.connection.fleet_session import FleetSession, Statements
+from slipstream.client.connection.cluster import Cluster, Statements
 from slipstream.client.connection.link_session import GOODBYE_S
 from slipstream.client.connection.queries import Query
-from slipstream.client.connection.server_session import ServerSession, SessionOpener
 from slipstream.client.placing.replica_status import ReplicaStatus
 from slipstream.client.placing.router_counters import RouterCounters
 from slipstream.client.streams.stream_state import StreamState
@@ -46,21 +45,21 @@ class LoopIO:
         outlives_server: bool = True,
         fails_early: bool = False,
     ) -> None:
-        """`outlives_server`, `fails_early`: see `ClientSession`."""
+        """`outlives_server`, `fails_early`: see `Absence`."""
         self._tracer = tracer
         self.loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = _LoopPoller(self.loop, self._turn)
-        self._opener = SessionOpener(
+        self._cluster = Cluster(
             self._context,
             address,
             timeout_s,
             self._poller,
+            time.monotonic(),
             access=access,
             outlives_server=outlives_server,
             fails_early=fails_early,
         )
-        self._session: ServerSession = self._opener.open(time.monotonic())
         self._is_turn_due = False
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None  # a reference, as the loop keeps none
@@ -72,48 +71,46 @@ class LoopIO:
         """The models that the server last reported: one, or those of a fleet; empty before the
         first connection.
         """
-        return self._session.models
+        return self._cluster.models
 
     @property
     def is_attached(self) -> bool:
         """True if the connection is attached to a server, as far as is known."""
-        return self._session.is_attached
+        return self._cluster.is_attached
 
     @property
     def is_serving(self) -> bool:
         """True if a request would be accepted now, as far as is known."""
-        session = self._session
-        return session.is_serving if isinstance(session, FleetSession) else session.is_attached
+        return self._cluster.is_serving
 
     @property
     def models_away(self) -> list[str]:
         """The names of a fleet's models that no replica takes requests for, as far as is known."""
-        return self._session.models_away if isinstance(self._session, FleetSession) else []
+        return self._cluster.models_away
 
     @property
     def is_replica_starting(self) -> bool:
         """True if a replica of a fleet is loading a model that is not known yet."""
-        return isinstance(self._session, FleetSession) and self._session.is_starting
+        return self._cluster.is_starting
 
     @property
     def replicas(self) -> list[ReplicaStatus]:
         """The status of each replica of a fleet, as far as it is known; empty for a single
         server.
         """
-        return self._session.statuses() if isinstance(self._session, FleetSession) else []
+        return self._cluster.statuses()
 
     @property
     def router_counters(self) -> RouterCounters | None:
         """The counters of the placing of streams; None for a single server."""
-        return self._session.counters if isinstance(self._session, FleetSession) else None
+        return self._cluster.counters
 
     def inspect(self, within_s: float, use: Callable[[Statements], None]) -> None:
-        """Ask the replicas of a fleet for their statistics; see `FleetSession.inspect`. `use` is
+        """Ask the replicas of a fleet for their statistics; see `Cluster.inspect`. `use` is
         called within `within_s`.
         """
-        session = self._session
-        if isinstance(session, FleetSession) and not self._is_closed:
-            give_up = session.inspect(use, time.monotonic())
+        if self._cluster.is_fleet and not self._is_closed:
+            give_up = self._cluster.inspect(use, time.monotonic())
             self.loop.call_later(within_s, give_up)
             self._schedule()
         else:
@@ -125,9 +122,8 @@ class LoopIO:
         """Call `use`, within `within_s`, with the name of the model that computes a stream; empty
         where there is one model, or no replica knows the stream.
         """
-        session = self._session
-        if isinstance(session, FleetSession) and not self._is_closed:
-            give_up = session.find_model(stream_id, scope, use, time.monotonic())
+        if self._cluster.is_fleet and not self._is_closed:
+            give_up = self._cluster.find_model(stream_id, scope, use, time.monotonic())
             self.loop.call_later(within_s, give_up)
             self._schedule()
         else:
@@ -143,14 +139,14 @@ class LoopIO:
             raise _closed()
         future: Future[ModelCard] = Future()
         future.set_running_or_notify_cancel()  # so that a cancelled caller cannot cancel it
-        self._session.connect(future, time.monotonic())
+        self._cluster.connect(future, time.monotonic())
         return await asyncio.wrap_future(future)
 
     def submit(self, state: StreamState) -> None:
         """Submit the stream's request. On a closed connection it ends with a ClosedError."""
-        self._session.submit(state, time.monotonic())
+        self._cluster.submit(state, time.monotonic())
         if self._is_closed:
-            self._session.end_all(_closed)
+            self._cluster.end_all(_closed)
         self._schedule()
 
     def ask(self, query: Query, model: str = "") -> Future[Any]:
@@ -162,18 +158,18 @@ class LoopIO:
         if self._is_closed:
             future.set_exception(_closed())
             return future
-        self._session.ask(query, future, time.monotonic(), _call, model)
+        self._cluster.ask(query, future, time.monotonic(), _call, model)
         self._schedule()
         return future
 
     def abort(self, state: StreamState) -> None:
         """Ask the server to end the stream, which then still receives its End."""
-        self._session.abort(state)
+        self._cluster.abort(state)
         self._schedule()
 
     def abandon(self, state: StreamState) -> None:
         """End the stream at once, without waiting for the server."""
-        self._session.abandon(state)
+        self._cluster.abandon(state)
         self._schedule()
 
     def release(self, state: StreamState) -> None:
@@ -191,7 +187,7 @@ class LoopIO:
         self._begin_close()
         try:
             deadline = self.loop.time() + GOODBYE_S
-            while not self._session.say_goodbye(time.monotonic()):
+            while not self._cluster.say_goodbye(time.monotonic()):
                 if not await self._poller.wait(deadline - self.loop.time()):
                     break
         finally:
@@ -204,7 +200,7 @@ class LoopIO:
         elif not self._is_closed:
             self._begin_close()
             deadline = time.monotonic() + GOODBYE_S
-            while not self._session.say_goodbye(now := time.monotonic()) and now < deadline:
+            while not self._cluster.say_goodbye(now := time.monotonic()) and now < deadline:
                 self._poller.block(deadline - now)
             self._end_close()
 
@@ -214,38 +210,37 @@ class LoopIO:
     def _begin_close(self) -> None:
         self._is_closed = True
         self._ticker.cancel()
-        self._session.end_all(_closed)
+        self._cluster.end_all(_closed)
 
     def _end_close(self) -> None:
-        self._session.close()
+        self._cluster.close()
         self._context.destroy(linger=0)
         if self._tracer is not None:
             self._tracer.close()
 
     def _turn(self, arrived: Container[object] | None = None) -> None:
-        """arrived: see `StackSession.turn`."""
+        """arrived: see `Cluster.turn`."""
         if arrived is None:
             self._is_turn_due = False
         if self._is_closed:
             return
         begin_ns = time.monotonic_ns()
         try:
-            has_deltas = self._session.turn(now := time.monotonic(), arrived)
-            self._session = self._opener.next(self._session, now)
+            has_deltas = self._cluster.turn(time.monotonic(), arrived)
         except Exception as error:  # our own fault: end all streams, so that none waits for ever
             why = f"the client's connection failed: {type(error).__name__}: {error}"
-            self._session.end_all(partial(EngineError, Fault("engine", why)))
+            self._cluster.end_all(partial(EngineError, Fault("engine", why)))
             raise
         if self._tracer is not None and has_deltas:
             self._tracer.add(SpanKind.CLIENT, begin_ns, time.monotonic_ns())
         if self._poller.has_more():
             self._schedule()
-        if self._session.is_in_doubt:
+        if self._cluster.is_in_doubt:
             self._ticker.cancel()
             self._ticker = self._call_tick()
 
     def _call_tick(self) -> asyncio.TimerHandle:
-        return self.loop.call_at(next_multiple(self.loop.time(), self._session.tick_s), self._tick)
+        return self.loop.call_at(next_multiple(self.loop.time(), self._cluster.tick_s), self._tick)
 
     def _tick(self) -> None:
         self._ticker = self._call_tick()

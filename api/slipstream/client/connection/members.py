@@ -1,35 +1,57 @@
-"""The members of a fleet as one client knows them, and its connection to each.
+"""The members of a cluster as one client knows them, and its links to the workers of each.
 
-Those that serve the same model, by its name, are a pool. A member that refuses the client, breaks
-the protocol, or is a known replica at a second address is closed, named in a warning, and tried
-again later.
+- A member is a stack: a replica of a fleet, or the only one. A stream belongs to the worker of it
+  that its id is dealt to (`worker_of`), and so do queries about it. Other queries go to the first
+  worker, which speaks for the stack.
+- The first worker's Welcome says how many there are. What was asked for before is dealt then. A
+  stack that follows at the same address may have another number: its first Welcome deals all
+  streams anew, each with what was received of it.
+- The death of one worker touches its own link alone.
+
+Members of a fleet that serve the same model, by its name, are a pool. One that refuses the client,
+breaks the protocol, or is a known replica at a second address is closed, named in a warning, and
+tried again later.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
+from typing import Any
 
 from msgspec.structs import replace
 
-from slipstream.client.connection.queries import PendingQuery
+from slipstream.client.connection.combined_answer import AnswerOfAll
+from slipstream.client.connection.link_session import ClientSession
+from slipstream.client.connection.queries import PendingQuery, Post, Query
 from slipstream.client.connection.server_presence import why_absent
-from slipstream.client.connection.stack_session import StackSession
 from slipstream.client.placing.discovery import MemberSource
 from slipstream.client.placing.member_load import MemberLoad
 from slipstream.client.placing.moves import Hold, Moves
 from slipstream.client.placing.replica_status import ReplicaStatus
 from slipstream.client.streams.stream_state import StreamState
+from slipstream.client.streams.stream_table import CarriedStream
 from slipstream.errors import ConnectionLostError, EngineError, SlipstreamError
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import ANSWERS_INSPECT, Fault, Load, ModelCard, Welcome
+from slipstream_ipc.messages import (
+    ANSWERS_INSPECT,
+    Cancel,
+    Fault,
+    Load,
+    Locate,
+    ModelCard,
+    Recall,
+    Welcome,
+)
 from slipstream_ipc.telemetry.recent_warnings import RecentWarnings
 from slipstream_ipc.transport.addresses import IPC
+from slipstream_ipc.worker_deal import worker_of
 
 _SHUT_S = 10.0  # until a closed member is tried again
 _AWAY_S = 10.0  # for which it is said of a member that it may be back soon
@@ -39,16 +61,17 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class FleetMember:
-    """A replica as this client knows it. session: None while it is closed. why_unopened: the error
-    of the last attempt to open it; empty: it was opened. name: of the replica; empty: it has none.
-    said: the last load that it told.
+class Member:
+    """A stack as this client knows it. links: to its workers, in their order; none while it is
+    closed. why_unopened: the error of the last attempt to open it; empty: it was opened. name: of
+    the replica; empty: it has none. is_attached: all links are, as of the last turn. said: the last
+    load that it told.
     """
 
     number: int
     address: str
-    session: StackSession | None
     load: MemberLoad
+    links: list[ClientSession] = field(default_factory=list)
     name: bytes = b""
     incarnation: int = 0
     card: ModelCard | None = None
@@ -72,7 +95,28 @@ class FleetMember:
     @property
     def why_away(self) -> str:
         """The reason why the member is not attached; empty if it is not known."""
-        return self.why_unopened if self.session is None else self.session.trouble
+        return self.trouble if self.links else self.why_unopened
+
+    @property
+    def trouble(self) -> str:
+        """The failure of handshakes with the first worker since the last attach; empty if there was
+        none.
+        """
+        return self.links[0].trouble if self.links else ""
+
+    @property
+    def are_links_attached(self) -> bool:
+        """True if it is open and all links are attached now, as far as is known."""
+        return bool(self.links) and all(each.is_attached for each in self.links)
+
+    @property
+    def is_starting(self) -> bool:
+        """True if the stack has answered that it cannot serve yet."""
+        return any(each.is_starting for each in self.links)
+
+    def is_among(self, arrived: Container[object]) -> bool:
+        """True if a poller's result includes something for this stack."""
+        return any(each.is_among(arrived) for each in self.links)
 
     @property
     def model(self) -> str:
@@ -95,12 +139,95 @@ class FleetMember:
         condition = "serving" if self.said is None else self.said.state
         return ReplicaStatus(self.address, condition, name, load=self.said, model=model)
 
+    # ---- its workers -------------------------------------------------------------------------
 
-Connect = Callable[[FleetMember, float], StackSession]
+    def link_of(self, state: StreamState) -> ClientSession | None:
+        """The link to the worker of one of the member's streams; None if it is closed."""
+        return self.links[state.worker] if self.links else None
+
+    def submit(self, state: StreamState, now: float) -> None:
+        """Submit a new stream, or one to be resumed."""
+        self._deal(state).submit(state, now)
+
+    def carry_on(self, carried: CarriedStream) -> None:
+        """Go on with a stream of another member."""
+        self._deal(carried.state).carry_on(carried)
+
+    def _deal(self, state: StreamState) -> ClientSession:
+        state.worker = worker_of(state.stream_id, len(self.links))
+        return self.links[state.worker]
+
+    def ask(self, query: Query, future: Future[Any], now: float, post: Post) -> None:
+        """Fulfil `future` with the answer of the worker, or the workers, that can give it."""
+        links = self.links
+        match query:
+            case Recall():
+                links[worker_of(query.stream_id, len(links))].ask(query, future, now, post)
+            case Cancel() | Locate() if len(links) > 1:
+                self._ask_each(query, future, now, post)
+            case _:
+                links[0].ask(query, future, now, post)
+
+    def _ask_each(
+        self, query: Cancel | Locate, future: Future[Any], now: float, post: Post
+    ) -> None:
+        """Ask each worker about its own streams, and put the answers together."""
+        places: dict[int, list[int]] = {}  # by worker: of its streams in the query
+        for at, stream_id in enumerate(query.stream_ids):
+            places.setdefault(worker_of(stream_id, len(self.links)), []).append(at)
+        answer = AnswerOfAll(query, future, len(places), places=list(places.values()))
+        for index, (worker, own) in enumerate(places.items()):
+            part: Future[Any] = Future()
+            part.add_done_callback(partial(answer.add, index))
+            ids = tuple([query.stream_ids[at] for at in own])
+            self.links[worker].ask(replace(query, stream_ids=ids), part, now, post)
+
+    def take_queries(self, *, but_of_streams: bool = False) -> list[PendingQuery]:
+        """Give unanswered queries away, to be asked elsewhere: see `PendingQueries.take_all`."""
+        return [
+            asked
+            for link in self.links
+            for asked in link.take_queries(but_of_streams=but_of_streams)
+        ]
+
+    def turn(self, now: float, arrived: Container[object] | None = None) -> bool:
+        """Let the links turn, those with news alone where `arrived` tells them; return True if
+        deltas arrived.
+        """
+        has_deltas = False
+        for link in list(self.links):
+            if arrived is None or link.is_among(arrived):
+                has_deltas |= link.turn(now)
+        return has_deltas
+
+    def deal_anew(self, welcome: Welcome, open_link: Callable[[int], ClientSession]) -> None:
+        """Deal all streams anew where the first worker names another number of workers. Nothing was
+        said to it yet. open_link: to the worker of this index.
+        """
+        # at the address of another worker than the first, the others' addresses are not known
+        num = welcome.num_workers if welcome.worker == 0 else 1
+        before = list(self.links)
+        if num == len(before):
+            return
+        self.links[num:] = []
+        for worker in range(len(before), num):
+            self.links.append(open_link(worker))
+        for link in before:
+            for state in link.streams:
+                if self._deal(state) is not link:
+                    self.links[state.worker].carry_on(link.take(state))
+            for asked in link.take_queries():
+                self.ask(asked.query, asked.future, asked.since, asked.post)
+        for link in before[num:]:
+            link.close()
 
 
-class FleetMembers:
-    """The members that are listed, and those that still have streams. Tells `Moves` of them.
+Connect = Callable[[Member, int, float], ClientSession]
+
+
+class Members:
+    """The members that are listed, and those that still have streams. Tells `Moves` of them, but
+    for one that is alone.
 
     models: those that are served, each as the attached member told it that was first; empty before
     any was attached. A model whose members are all away is still one of them.
@@ -109,23 +236,23 @@ class FleetMembers:
     def __init__(
         self, address: str, source: MemberSource, connect: Connect, moves: Moves[StreamState]
     ) -> None:
-        """address: of the fleet, for messages. connect: opens a connection to a member, and may
-        raise BadRequest or OSError.
+        """address: of the fleet, for messages. connect: opens the link to a worker of a
+        member, by its index, and may raise BadRequest or OSError.
         """
         self.models: tuple[ModelCard, ...] = ()
         self._address = address
         self._source = source
         self._connect = connect
         self._moves = moves
-        self._members: dict[int, FleetMember] = {}
+        self._members: dict[int, Member] = {}
         self._numbers = count()
         self._unasked: list[tuple[str, PendingQuery]] = []  # each with the model it is about
         self._in_doubt: dict[int, float] = {}  # members that may be gone, and until when
 
-    def __iter__(self) -> Iterator[FleetMember]:
+    def __iter__(self) -> Iterator[Member]:
         return iter(list(self._members.values()))
 
-    def __getitem__(self, number: int) -> FleetMember:
+    def __getitem__(self, number: int) -> Member:
         return self._members[number]
 
     def __len__(self) -> int:
@@ -137,20 +264,20 @@ class FleetMembers:
         return member is not None and member.is_attached
 
     @property
-    def listed(self) -> list[FleetMember]:
+    def listed(self) -> list[Member]:
         """The members that the list names."""
         return [each for each in self._members.values() if each.is_listed]
 
     @property
-    def attached(self) -> list[FleetMember]:
+    def attached(self) -> list[Member]:
         """The members that are attached, as far as is known."""
         return self.attached_of("")
 
-    def attached_of(self, model: str) -> list[FleetMember]:
+    def attached_of(self, model: str) -> list[Member]:
         """The members that are attached and serve a model; empty: any."""
         return [each for each in self._members.values() if each.is_attached and each.is_of(model)]
 
-    def that_may_serve(self, model: str) -> list[FleetMember]:
+    def that_may_serve(self, model: str) -> list[Member]:
         """The members that serve a model or have not reported which one they serve; empty: any."""
         return [each for each in self._members.values() if each.card is None or each.is_of(model)]
 
@@ -162,29 +289,30 @@ class FleetMembers:
             replace(each, is_namesake=bool(each.name) and nums[each.name] > 1) for each in found
         ]
 
-    def that_may_answer(self, now: float) -> list[FleetMember]:
+    def that_may_answer(self, now: float) -> list[Member]:
         """The members that are attached or were until recently; all of them if there is none."""
         since = now - _AWAY_S
         able = [
             each
             for each in self._members.values()
             if each.is_attached
-            or (each.session and each.is_listed and each.away_since > since and not each.is_gone)
+            or (each.links and each.is_listed and each.away_since > since and not each.is_gone)
         ]
-        return able or [each for each in self._members.values() if each.session]
+        return able or self.opened
 
     @property
-    def sessions(self) -> list[StackSession]:
-        """The connections that are not closed."""
-        return self.sessions_of("")
+    def opened(self) -> list[Member]:
+        """The members that are not closed."""
+        return self.opened_of("")
 
-    def sessions_of(self, model: str) -> list[StackSession]:
-        """The connections that are not closed, to those that serve a model; empty: any."""
-        return [
-            each.session
-            for each in self._members.values()
-            if each.session is not None and each.is_of(model)
-        ]
+    def opened_of(self, model: str) -> list[Member]:
+        """The members that are not closed and serve a model; empty: any."""
+        return [each for each in self._members.values() if each.links and each.is_of(model)]
+
+    @property
+    def links(self) -> list[ClientSession]:
+        """The links to all workers of all members."""
+        return [link for each in self._members.values() for link in each.links]
 
     def take_unasked(self) -> list[tuple[str, PendingQuery]]:
         """The queries of connections that were closed, and of those that are not attached while
@@ -195,18 +323,39 @@ class FleetMembers:
         there = {each.model for each in self.attached}
         for member in self._members.values():
             is_other_there = member.model in there or (member.card is None and bool(there))
-            if not member.is_attached and member.session is not None and is_other_there:
-                taken += _about(member.model, member.session.take_queries(but_of_streams=True))
+            if not member.is_attached and is_other_there:
+                taken += _about(member.model, member.take_queries(but_of_streams=True))
         return taken
 
     def gone_error(self, model: str = "") -> SlipstreamError:
         """Says that none of them answers. model: of those that serve it; empty: of all."""
-        trouble = "; ".join([each.trouble for each in self.sessions if each.trouble])
+        trouble = "; ".join([each.trouble for each in self.opened if each.trouble])
         of_pool = f" that serves {model!r}" if model and len(self.models) > 1 else ""
         why = f"no replica of the fleet {self._address}{of_pool} answers"
         return ConnectionLostError(Fault("engine", f"{why}: {trouble}" if trouble else why))
 
     # ---- the list ----------------------------------------------------------------------------
+
+    def open_alone(self, address: str, now: float) -> Member:
+        """Open the only member, which is never moved from, until `clear`. Raises: BadRequest,
+        OSError.
+        """
+        member = self._add(address, now)
+        member.links = [self._connect(member, 0, now)]
+        return member
+
+    def clear(self, now: float) -> None:
+        """Leave all members, whose streams have been taken."""
+        for link in self.links:
+            link.say_goodbye(now)
+            link.close()
+        self._members.clear()
+        self._numbers = count()
+
+    def _add(self, address: str, now: float) -> Member:
+        member = Member(next(self._numbers), address, MemberLoad(address.encode()), opens_at=now)
+        self._members[member.number] = member
+        return member
 
     def refresh(self, now: float) -> None:
         """Open members that were added, and let those go that were removed and have no streams."""
@@ -215,14 +364,11 @@ class FleetMembers:
         for address in listed:
             member = known.get(address)
             if member is None:
-                number = next(self._numbers)
-                load = MemberLoad(address.encode())
-                member = FleetMember(number, address, None, load, opens_at=now)
-                self._members[number] = member
+                member = self._add(address, now)
             if member.number not in self._moves or not member.is_listed:
                 member.is_listed = True
                 self._moves.add(member.number, now)
-            if member.session is None and now >= member.opens_at:
+            if not member.links and now >= member.opens_at:
                 self._open(member, now)
         for address, member in known.items():
             if address in listed:
@@ -233,9 +379,9 @@ class FleetMembers:
             if not self._moves.num_streams(member.number):
                 self._drop(member, now)
 
-    def _open(self, member: FleetMember, now: float) -> None:
+    def _open(self, member: Member, now: float) -> None:
         try:
-            member.session = self._connect(member, now)
+            member.links = [self._connect(member, 0, now)]
         except (BadRequest, OSError) as error:
             member.why_unopened = str(error)
             member.warnings.warn("the replica at %s cannot be used: %s", member.address, error)
@@ -244,34 +390,34 @@ class FleetMembers:
             member.why_unopened = ""
             member.shut_because, member.away_since = None, now
 
-    def _drop(self, member: FleetMember, now: float) -> None:
-        if member.session is not None:
-            member.session.say_goodbye(now)
-            self._close(member, member.session)
+    def _drop(self, member: Member, now: float) -> None:
+        for link in member.links:
+            link.say_goodbye(now)
+        self._close(member)
         del self._members[member.number]
         self._moves.forget(member.number)
         self._note_models()
 
-    def _close(self, member: FleetMember, session: StackSession) -> None:
-        member.session = None
+    def _close(self, member: Member) -> None:
+        self._unasked += _about(member.model, member.take_queries())
+        for link in member.links:
+            link.close()
+        member.links = []
         member.is_attached = False
         self._note_models()
-        self._unasked += _about(member.model, session.take_queries())
-        session.close()
 
     def close_refused(self, now: float) -> None:
         """Close members that will not do and have no streams any more."""
         for member in self._members.values():
-            session = member.session
             has_streams = self._moves.num_streams(member.number) > 0  # until the next decision
-            if member.shut_because is not None and session is not None and not has_streams:
-                self._close(member, session)
+            if member.shut_because is not None and member.links and not has_streams:
+                self._close(member)
                 member.opens_at = now + _SHUT_S
 
     @property
     def why_none(self) -> Callable[[], SlipstreamError] | None:
         """The reason why all members are closed; None if one is not."""
-        if self.sessions:
+        if self.opened:
             return None
         errors = [each.shut_because for each in self._members.values() if each.shut_because]
         return errors[-1] if errors else None
@@ -298,18 +444,16 @@ class FleetMembers:
             del self._in_doubt[number]
         return is_any_gone
 
-    def watch(self, member: FleetMember, now: float, *, is_tick: bool) -> bool:
+    def watch(self, member: Member, now: float, *, is_tick: bool) -> bool:
         """Note the state of the connection to a member; return True if it has changed."""
-        session = member.session
-        assert session is not None
-        is_attached = session.is_attached
+        is_attached = member.are_links_attached
         if not is_attached:
-            if session.trouble and member.shut_because is None:
+            if member.trouble and member.shut_because is None:
                 member.warnings.warn(
-                    "the replica at %s does not answer: %s", member.address, session.trouble
+                    "the replica at %s does not answer: %s", member.address, member.trouble
                 )
             self._moves.detached(member.number, now)
-            self._moves.starting(member.number, session.is_starting)
+            self._moves.starting(member.number, member.is_starting)
             if (is_tick or member.is_attached) and member.has_attached:
                 if member.is_gone:
                     self._moves.gone(member.number, now)
@@ -322,7 +466,7 @@ class FleetMembers:
         return True
 
     def welcomed(
-        self, member: FleetMember, welcome: Welcome, now: float
+        self, member: Member, welcome: Welcome, now: float
     ) -> list[Hold[StreamState]] | None:
         """A member has answered, and nothing was said to it yet. Returns the streams that have to
         leave it; None where it will not do.
@@ -342,8 +486,8 @@ class FleetMembers:
         member.has_attached = True
         member.warnings.forget()
         is_other_model = member.card is not None and member.model != welcome.model.name
-        if member.session is not None and is_other_model:
-            taken = member.session.take_queries(but_of_streams=True)
+        if is_other_model:
+            taken = member.take_queries(but_of_streams=True)
             self._unasked += _about(member.model, taken)
         member.card = welcome.model
         self._note_models()
@@ -372,7 +516,7 @@ class FleetMembers:
         ]
         self.models = tuple(found) or self.models
 
-    def _why_refused(self, member: FleetMember, welcome: Welcome) -> str:
+    def _why_refused(self, member: Member, welcome: Welcome) -> str:
         """The reason to refuse a member: it is known at another address. Else empty."""
         for other in self.attached_of(welcome.model.name):
             if other is not member and welcome.replica != b"" and other.name == welcome.replica:
@@ -380,7 +524,7 @@ class FleetMembers:
         return ""
 
     def loaded(
-        self, member: FleetMember, load: Load, suspects: list[StreamState] | None, now: float
+        self, member: Member, load: Load, suspects: list[StreamState] | None, now: float
     ) -> None:
         """A member has told its load. suspects: the streams that it names, see `Moves.load`."""
         member.said = load
@@ -399,7 +543,7 @@ class FleetMembers:
             kept_since_s=load.kept_since_s,
         )
 
-    def refuse(self, member: FleetMember, error: Callable[[], SlipstreamError], now: float) -> None:
+    def refuse(self, member: Member, error: Callable[[], SlipstreamError], now: float) -> None:
         """A member will not do: its streams leave it, and it is closed then."""
         if member.shut_because is None:
             member.warnings.warn("the replica at %s is left alone: %s", member.address, error())
@@ -411,5 +555,5 @@ def _about(model: str, queries: list[PendingQuery]) -> list[tuple[str, PendingQu
     return [(model, each) for each in queries]
 
 
-def _is_away(member: FleetMember) -> bool:
+def _is_away(member: Member) -> bool:
     return not member.is_attached

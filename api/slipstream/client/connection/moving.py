@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipstream.client.connection.members import FleetMember, FleetMembers
-from slipstream.client.connection.stack_session import StackSession
+from slipstream.client.connection.link_session import ClientSession
+from slipstream.client.connection.members import Member, Members
 from slipstream.client.placing.member_load import SentRequest
 from slipstream.client.placing.moves import Fail, Failure, Hold, Moves, ReaderProgress, Start
 from slipstream.client.placing.placement import Placement
@@ -46,7 +46,7 @@ class StreamRouter:
     """The streams that are not over, and where each of them is."""
 
     def __init__(
-        self, members: FleetMembers, moves: Moves[StreamState], held: ClientStreamTable
+        self, members: Members, moves: Moves[StreamState], held: ClientStreamTable
     ) -> None:
         """moves: it asks `read` and `choose`. held: the streams that are at no member."""
         self.counters = RouterCounters()
@@ -69,9 +69,9 @@ class StreamRouter:
 
     # ---- where streams are -------------------------------------------------------------------
 
-    def session_of(self, state: StreamState) -> StackSession | None:
-        """The connection to the stream's member; None: it is held."""
-        return None if state.member == _HELD else self._members[state.member].session
+    def link_of(self, state: StreamState) -> ClientSession | None:
+        """The connection to the stream's worker; None: it is held."""
+        return None if state.member == _HELD else self._members[state.member].link_of(state)
 
     def reader_of(self, stream_id: bytes, scope: bytes) -> StreamState | None:
         """The state that reads a stream of this scope, if any does."""
@@ -83,8 +83,7 @@ class StreamRouter:
         state = self.reader_of(stream_id, scope)
         if state is None or state.is_over:
             return False
-        session = self.session_of(state)
-        return session is None or not session.is_attached
+        return state.member == _HELD or not self._members[state.member].are_links_attached
 
     def moves_of(self, stream_id: bytes, scope: bytes) -> int | None:
         """The number of moves of a stream that is read here; None if it is over or not read
@@ -93,7 +92,7 @@ class StreamRouter:
         state = self.reader_of(stream_id, scope)
         return None if state is None or state.is_over else state.moves
 
-    def suspects(self, member: FleetMember, digests: bytes) -> list[StreamState]:
+    def suspects(self, member: Member, digests: bytes) -> list[StreamState]:
         """The streams at a member that are named by these digests (`suspect_digest`)."""
         named = {digests[at:][:SUSPECT_BYTES] for at in range(0, len(digests), SUSPECT_BYTES)}
         streams = [each for each in self._readers.values() if each.member == member.number]
@@ -101,8 +100,7 @@ class StreamRouter:
 
     def read(self, state: StreamState) -> ReaderProgress:
         """The reader's position in a stream."""
-        session = self.session_of(state)
-        table = self._held if session is None else session
+        table = self.link_of(state) or self._held
         _, num_tokens = table.position(state)
         is_accepted = state.was_accepted or state.prompt_ids is not None or num_tokens > 0
         return ReaderProgress(num_tokens, is_accepted, state.resubmittable is not None)
@@ -182,21 +180,18 @@ class StreamRouter:
         if number is None:
             self.hold(state)
         else:
-            session = self._members[number].session
-            assert session is not None
             self._count(state, number, now)
             state.member = number
-            session.submit(state, now)
+            self._members[number].submit(state, now)
             self._asked[number] = None
         if number is not None and not state.model:
             state.model = self._members[number].model
         self._moves.place(state, number, now, moves=state.moves, model=state.model)
 
-    def take_asked(self) -> list[StackSession]:
-        """The connections over which streams were begun in this turn, since the last call."""
+    def take_asked(self) -> list[Member]:
+        """The members at which streams were begun in this turn, since the last call."""
         asked, self._asked = self._asked, {}
-        sessions = [self._members[number].session for number in asked if number in self._moves]
-        return [session for session in sessions if session is not None]
+        return [self._members[number] for number in asked if number in self._moves]
 
     def succeed(self, before: StreamState, state: StreamState, now: float) -> None:
         """Resume a stream that has a reader here, in the place of that."""
@@ -210,13 +205,13 @@ class StreamRouter:
         route = self._routes.pop(before, None)
         if route is not None:
             self._routes[state] = route
-        session = self.session_of(before)
-        if session is None:
+        link = self.link_of(before)
+        if link is None:
             self._held.supersede(Superseded(before.handle))
             self._held.add(state)
         else:
-            session.supersede(before)
-            session.submit(state, now)
+            link.supersede(before)
+            self._members[state.member].submit(state, now)
 
     def _count(self, state: StreamState, number: int, now: float) -> None:
         """Count a stream as sent to a member, and no longer where it was."""
@@ -260,9 +255,7 @@ class StreamRouter:
                 case Fail():
                     self._fail(decision)
         for number in touched:
-            session = self._members[number].session
-            if session is not None:
-                session.turn(now)
+            self._members[number].turn(now)
 
     def turned_away(self, state: StreamState, now: float) -> None:
         """The stream's member leaves, and has not accepted it."""
@@ -284,9 +277,9 @@ class StreamRouter:
         route = self._routes.get(state)
         if route is not None:
             route.left_because = why or self._why_left(decision.member)
-        session = self.session_of(state)
-        assert session is not None
-        carried = session.leave(state)
+        link = self.link_of(state)
+        assert link is not None
+        carried = link.leave(state)
         state.member = _HELD
         self._held.add(state, carried)
 
@@ -297,10 +290,8 @@ class StreamRouter:
         if error is not None:
             self._held.give_up(state, error)
             return False
-        source, target = self.session_of(state), self._members[decision.member].session
-        assert target is not None
-        route = self._routes.get(state)
-        model = self._members[decision.member].model
+        source, target = self.link_of(state), self._members[decision.member]
+        route, model = self._routes.get(state), target.model
         if decision.source is not None:
             self.counters.note_moved(model, self._why_left(decision.source))
         elif route is not None and route.left_because is not None:
@@ -326,9 +317,9 @@ class StreamRouter:
 
     def _fail(self, decision: Fail[StreamState]) -> None:
         state = decision.stream
-        session = self.session_of(state)
-        if session is not None:
-            self._held.add(state, session.leave(state))
+        link = self.link_of(state)
+        if link is not None:
+            self._held.add(state, link.leave(state))
             state.member = _HELD
         self._held.give_up(state, self._error_of(decision))
 

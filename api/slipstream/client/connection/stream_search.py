@@ -12,8 +12,9 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from slipstream.client.connection.fleet_queries import AnswerOfAll, ask_all
-from slipstream.client.connection.members import FleetMember, FleetMembers
+from slipstream.client.connection.combined_answer import AnswerOfAll
+from slipstream.client.connection.fleet_queries import ask_all
+from slipstream.client.connection.members import Member, Members
 from slipstream.client.connection.moving import StreamRouter
 from slipstream.client.placing.moves import MoveSettings
 from slipstream.client.streams.stream_state import StreamState
@@ -44,7 +45,7 @@ class StreamSearch:
 
     def __init__(
         self,
-        members: FleetMembers,
+        members: Members,
         router: StreamRouter,
         held: ClientStreamTable,
         settings: MoveSettings,
@@ -80,7 +81,7 @@ class StreamSearch:
         self._now = now
         if not self._searches:
             return
-        pools: dict[str, tuple[list[FleetMember], bool]] = {}
+        pools: dict[str, tuple[list[Member], bool]] = {}
         for state, search in list(self._searches.items()):
             if state.model not in pools:
                 is_whole = not self._is_any_away(state.model)
@@ -97,13 +98,11 @@ class StreamSearch:
     def _is_any_away(self, model: str) -> bool:
         """True if a member that may serve a model is not attached, but may be soon."""
         return any(
-            each.is_listed and each.session and not each.is_attached and not each.is_gone
+            each.is_listed and each.links and not each.is_attached and not each.is_gone
             for each in self._members.that_may_serve(model)
         )
 
-    def _ask(
-        self, state: StreamState, search: _Search, able: Sequence[FleetMember], now: float
-    ) -> None:
+    def _ask(self, state: StreamState, search: _Search, able: Sequence[Member], now: float) -> None:
         pool = self._members.that_may_serve(state.model)
         is_only = len([each for each in pool if each.is_listed]) < 2
         if is_only or not all(each.can_locate for each in able):

@@ -16,10 +16,10 @@ from typing import Any
 
 import zmq
 
+from slipstream.client.connection.cluster import Cluster
 from slipstream.client.connection.link_session import GOODBYE_S
 from slipstream.client.connection.mailbox import Mailbox
 from slipstream.client.connection.queries import Query
-from slipstream.client.connection.server_session import ServerSession, SessionOpener
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
 from slipstream_ipc.messages import Fault, ModelCard
@@ -44,7 +44,7 @@ class ThreadIO:
         access: Access | None = None,
         fails_early: bool = False,
     ) -> None:
-        """`fails_early`: see `ClientSession`."""
+        """`fails_early`: see `Absence`."""
         self.address = address
         self.timeout_s = timeout_s
         self._tracer = tracer
@@ -53,15 +53,15 @@ class ThreadIO:
         self._ending: Callable[[], SlipstreamError] | None = None  # set when the thread has ended
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = Poller()
-        self._opener = SessionOpener(
+        self._cluster = Cluster(
             self._context,
             address,
             timeout_s,
             self._poller,
+            time.monotonic(),
             access=access,
             fails_early=fails_early,
         )
-        self._session: ServerSession = self._opener.open(time.monotonic())
         self._thread = threading.Thread(target=self._run, name="slipstream-client", daemon=True)
         atexit.register(self.close)
         self._thread.start()
@@ -73,7 +73,7 @@ class ThreadIO:
         """The models that the server last reported: one, or those of a fleet; empty before the
         first connection.
         """
-        return self._session.models
+        return self._cluster.models
 
     def connect(self) -> Future[ModelCard]:
         """A future that is done when the server answers; ConnectionLostError after `timeout_s`."""
@@ -122,23 +122,23 @@ class ThreadIO:
         if self._ending is not None:
             future.set_exception(self._ending())
         else:
-            self._session.connect(future, since)
+            self._cluster.connect(future, since)
 
     def _submit(self, state: StreamState) -> None:
-        self._session.submit(state, time.monotonic())
+        self._cluster.submit(state, time.monotonic())
         if self._ending is not None:
-            self._session.end_all(self._ending)
+            self._cluster.end_all(self._ending)
 
     def _ask(self, query: Query, future: Future[Any], since: float, model: str) -> None:
-        self._session.ask(query, future, since, self._commands.post, model)
+        self._cluster.ask(query, future, since, self._commands.post, model)
         if self._ending is not None:
-            self._session.end_all(self._ending)
+            self._cluster.end_all(self._ending)
 
     def _abort(self, state: StreamState) -> None:
-        self._session.abort(state)
+        self._cluster.abort(state)
 
     def _abandon(self, state: StreamState) -> None:
-        self._session.abandon(state)
+        self._cluster.abandon(state)
 
     def _begin_close(self) -> None:
         self._is_closing = True
@@ -152,19 +152,19 @@ class ThreadIO:
         try:
             poller.register(self._commands.fd, zmq.POLLIN)
             while not self._is_closing:
-                arrived = dict(poller.poll(int(self._session.tick_s * 1e3)))
+                arrived = dict(poller.poll(int(self._cluster.tick_s * 1e3)))
                 is_rung = self._commands.fd in arrived
                 self._commands.run(is_rung=is_rung)
                 self._turn(None if is_rung else arrived)
             poller.unregister(self._commands.fd)
-            self._session.end_all(ending)
-            _say_goodbye(self._session, poller)
+            self._cluster.end_all(ending)
+            _say_goodbye(self._cluster, poller)
         except Exception as error:
             why = f"the client's I/O thread failed: {type(error).__name__}: {error}"
             ending = partial(EngineError, Fault("engine", why))
         finally:
             self._ending = ending
-            self._session.end_all(ending)
+            self._cluster.end_all(ending)
             self._commands.end()
             self._context.destroy(linger=0)
             if self._tracer is not None:
@@ -173,14 +173,13 @@ class ThreadIO:
 
     def _turn(self, arrived: Container[object] | None) -> None:
         begin_ns = time.monotonic_ns()
-        has_deltas = self._session.turn(now := time.monotonic(), arrived)
-        self._session = self._opener.next(self._session, now)
+        has_deltas = self._cluster.turn(time.monotonic(), arrived)
         if self._tracer is not None and has_deltas:
             self._tracer.add(SpanKind.CLIENT, begin_ns, time.monotonic_ns())
 
 
-def _say_goodbye(session: ServerSession, poller: zmq.Poller) -> None:
+def _say_goodbye(cluster: Cluster, poller: zmq.Poller) -> None:
     deadline = time.monotonic() + GOODBYE_S
-    while not session.say_goodbye(now := time.monotonic()) and now < deadline:
+    while not cluster.say_goodbye(now := time.monotonic()) and now < deadline:
         poller.poll(1 + int((deadline - now) * 1e3))
-    session.close()
+    cluster.close()

@@ -28,10 +28,9 @@ from slipstream import (
     OverloadedError,
     StreamLostError,
 )
-from slipstream.client.connection import fleet_queries, fleet_session, members, stream_search
-from slipstream.client.connection.fleet_session import FleetSession
+from slipstream.client.connection import cluster, fleet_queries, members, stream_search
+from slipstream.client.connection.cluster import Cluster
 from slipstream.client.connection.queries import new_recall
-from slipstream.client.connection.stack_session import Handover
 from slipstream.client.placing.moves import MoveSettings
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import CarriedStream
@@ -110,7 +109,7 @@ def address_of(*replicas: Replica) -> str:
 
 
 def is_attached(client: Any, num: int) -> bool:
-    return len(client._io._session._moves.open_members()) == num
+    return len(client._io._cluster._moves.open_members()) == num
 
 
 def attached(client: Client, num: int) -> None:
@@ -189,7 +188,7 @@ def found_gone_late(monkeypatch, session: Any) -> None:
     """A lost replica is found to be gone at the fifth look; nothing else moves its streams."""
     looks = count()
     monkeypatch.setattr(members, "why_absent", lambda _: "gone" if next(looks) >= 4 else None)
-    monkeypatch.setattr(fleet_session, "TICK_S", 600.0)
+    monkeypatch.setattr(cluster, "TICK_S", 600.0)
     monkeypatch.setattr(session._moves, "_settings", MoveSettings(patience_s=600.0))
 
 
@@ -197,7 +196,7 @@ def test_whether_a_lost_replica_is_gone_is_looked_at_again(place, monkeypatch) -
     first, second = place("a"), place("b")
     with Client(address_of(first, second)) as client:
         streams = spread(client, [first, second])
-        found_gone_late(monkeypatch, client._io._session)
+        found_gone_late(monkeypatch, client._io._cluster)
         first.stop()
         submit = expect(second, Submit)
         assert rest_of(second, second.accept(submit), streams[first]) == "bc"
@@ -217,7 +216,7 @@ def test_whether_a_lost_replica_is_gone_is_looked_at_again_in_a_loop(place, monk
         lost, submit = await asyncio.to_thread(first_submit, [first, second], patience)
         lost.send(deltas(Entry(lost.accept(submit), "a")))
         text = (await anext(stream)).text
-        found_gone_late(monkeypatch, client._io._session)
+        found_gone_late(monkeypatch, client._io._cluster)
         await asyncio.to_thread(lost.stop)
         other = second if lost is first else first
         handle = other.accept(await asyncio.to_thread(expect, other, Submit))
@@ -232,7 +231,7 @@ def test_whether_a_lost_replica_is_gone_is_looked_at_again_in_a_loop(place, monk
 def grown(client: Client) -> None:
     """Wait until the client knows that its server belongs to a fleet."""
     patience = Patience()
-    while not isinstance(client._io._session, FleetSession):
+    while not client._io._cluster.is_fleet:
         patience.wait()
 
 
@@ -248,7 +247,7 @@ def test_a_client_of_one_address_learns_the_others_from_its_welcome(place) -> No
         early = client.stream("early")
         grown(client)
         assert client._io.models == (CARD,)
-        assert client._io._session.members == [first.address, second.address]
+        assert client._io._cluster.members == [first.address, second.address]
         replica, submit = first_submit([first, second], Patience())
         replica.send(deltas(Entry(replica.accept(submit), "abc", end=end_of("abc"))))
         assert "".join([delta.text for delta in early]) == "abc"
@@ -307,7 +306,7 @@ def test_a_server_that_names_itself_alone_is_no_fleet(place) -> None:
     first.members = (first.address,)
     with Client(first.address) as client:
         client._io.connect().result()
-        assert not isinstance(client._io._session, FleetSession)
+        assert not client._io._cluster.is_fleet
 
 
 def test_hostile_replica_harms_only_its_streams(place, caplog) -> None:
@@ -529,7 +528,7 @@ def test_a_stream_resumed_while_no_replica_is_there_goes_on_when_one_is(place) -
         first.stop()
         second.stop()
         patience = Patience()
-        while client._io._session.is_attached:
+        while client._io._cluster.is_attached:
             patience.wait()
         stream = client.resume("ab" * 16, num_chars=1, num_tokens=1)
         again = place("b")
@@ -580,7 +579,7 @@ def test_a_later_reader_of_a_stream_that_waits_is_as_accepted_as_the_first(place
         assert next(stream).text == "a"
         first.stop()
         patience = Patience()
-        while client._io._session.is_attached:
+        while client._io._cluster.is_attached:
             patience.wait()
         later = client.resume(stream.id, num_chars=1, num_tokens=1)
         second = place("b")
@@ -887,7 +886,7 @@ def test_two_replicas_of_one_name_and_two_models_are_told_apart(place) -> None:
         replica._acceptor.welcome = partial(welcome, replica=b"replica-0")  # type: ignore[method-assign]
     with Client(address_of(one, two)) as client:
         attached(client, 2)
-        statuses = client._io._session.statuses()
+        statuses = client._io._cluster.statuses()
         assert [(each.shown_name, each.model) for each in statuses] == [
             (one.address, "fake"),
             (two.address, "two"),
@@ -895,7 +894,7 @@ def test_two_replicas_of_one_name_and_two_models_are_told_apart(place) -> None:
 
 
 class StubSession:
-    """A replica's session, which does in its next turn what the test says."""
+    """A link to a replica, which does in its next turn what the test says."""
 
     by_address: ClassVar[dict[str, StubSession]] = {}
 
@@ -921,8 +920,13 @@ class StubSession:
         self.streams.remove(state)
         return CarriedStream(state, 1, 1, b"\0\0\0\0")
 
+    take = leave
+
     def carry_on(self, carried: CarriedStream) -> None:
         self.streams.append(carried.state)
+
+    def say_goodbye(self, now: float) -> bool:
+        return True
 
     def take_queries(self, *, but_of_streams: bool = False) -> list[Any]:
         return []
@@ -932,12 +936,16 @@ class StubSession:
 
 
 def test_a_stream_that_waits_for_its_fleet_may_be_read_by_another(monkeypatch) -> None:
-    monkeypatch.setattr(fleet_session, "StackSession", StubSession)
+    monkeypatch.setattr(cluster, "ClientSession", StubSession)
     monkeypatch.setattr(StubSession, "by_address", {})
     waiting = StreamState(Submit(0, b"1" * 16, b"{}", text="x"), wants_whole=False)  # type: ignore[arg-type]
-    handover = Handover(CARD, [CarriedStream(waiting, 0, 0, None)], [])
-    addresses = ",".join([f"ipc:///nowhere/{name}/client.sock" for name in "de"])
-    fleet = FleetSession(None, addresses, 10.0, None, 0.0, handover=handover)  # type: ignore[arg-type]
+    addresses = tuple([f"ipc:///nowhere/{name}/client.sock" for name in "de"])
+    fleet = Cluster(None, addresses[0], 10.0, None, 0.0)  # type: ignore[arg-type]
+    fleet.submit(waiting, 0.0)
+    [link] = StubSession.by_address.values()
+    link.script = [lambda: link.observer.welcomed(Welcome(2, CARD, members=addresses))]
+    fleet.turn(0.0)
+    assert fleet.is_fleet
     later = StreamState(Resume(0, b"1" * 16, 0, 0), wants_whole=False)
     fleet.submit(later, 0.0)
     assert waiting.is_over
@@ -946,11 +954,11 @@ def test_a_stream_that_waits_for_its_fleet_may_be_read_by_another(monkeypatch) -
 
 
 def test_a_stream_without_a_model_may_be_read_by_another_before_it_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr(fleet_session, "StackSession", StubSession)
+    monkeypatch.setattr(cluster, "ClientSession", StubSession)
     monkeypatch.setattr(StubSession, "by_address", {})
-    monkeypatch.setattr(members.FleetMember, "is_gone", False)
+    monkeypatch.setattr(members.Member, "is_gone", False)
     addresses = [f"ipc:///nowhere/{name}/client.sock" for name in "abc"]
-    fleet = FleetSession(None, ",".join(addresses), 10.0, None, 0.0)  # type: ignore[arg-type]
+    fleet = Cluster(None, ",".join(addresses), 10.0, None, 0.0)  # type: ignore[arg-type]
     waiting = StreamState(Submit(0, b"1" * 16, b"{}", text="x"), wants_whole=False)  # type: ignore[arg-type]
     fleet.submit(waiting, 0.0)
     _, two, late = StubSession.by_address.values()
@@ -966,11 +974,11 @@ def test_a_stream_without_a_model_may_be_read_by_another_before_it_is_refused(mo
 
 
 def test_callers_wait_longer_for_a_replica_whose_model_is_not_known(monkeypatch) -> None:
-    monkeypatch.setattr(fleet_session, "StackSession", StubSession)
+    monkeypatch.setattr(cluster, "ClientSession", StubSession)
     monkeypatch.setattr(StubSession, "by_address", {})
-    monkeypatch.setattr(members.FleetMember, "is_gone", False)
+    monkeypatch.setattr(members.Member, "is_gone", False)
     addresses = [f"ipc:///nowhere/{name}/client.sock" for name in "ab"]
-    fleet = FleetSession(None, ",".join(addresses), 10.0, None, 0.0)  # type: ignore[arg-type]
+    fleet = Cluster(None, ",".join(addresses), 10.0, None, 0.0)  # type: ignore[arg-type]
     late = StubSession.by_address[addresses[1]]
     late.script, late.is_attached = [], False
 
@@ -1008,9 +1016,9 @@ def test_a_status_says_why_a_replica_is_away_now_and_the_log_says_each_reason_on
         stubs[-1].script, stubs[-1].is_attached = [], False
         return stubs[-1]
 
-    monkeypatch.setattr(fleet_session, "StackSession", connect)
+    monkeypatch.setattr(cluster, "ClientSession", connect)
     monkeypatch.setattr(StubSession, "by_address", {})
-    fleet = FleetSession(None, address, 10.0, None, 0.0, access=Access(insecure=True))  # type: ignore[arg-type]
+    fleet = Cluster(None, address, 10.0, None, 0.0, is_fleet=True, access=Access(insecure=True))  # type: ignore[arg-type]
 
     def status_at(now: float) -> tuple[str, str]:
         fleet.turn(now)
@@ -1047,9 +1055,9 @@ def test_a_status_says_why_a_replica_is_away_now_and_the_log_says_each_reason_on
 def test_a_replica_that_is_refused_as_a_stream_arrives_is_closed_once_that_has_left(
     monkeypatch,
 ) -> None:
-    monkeypatch.setattr(fleet_session, "StackSession", StubSession)
+    monkeypatch.setattr(cluster, "ClientSession", StubSession)
     addresses = [f"ipc:///nowhere/{name}/client.sock" for name in "abc"]
-    fleet = FleetSession(None, ",".join(addresses), 10.0, None, 0.0)  # type: ignore[arg-type]
+    fleet = Cluster(None, ",".join(addresses), 10.0, None, 0.0)  # type: ignore[arg-type]
     fleet.turn(0.0)
     state = StreamState(Submit(0, b"1" * 16, b"{}", text="x"), wants_whole=False)  # type: ignore[arg-type]
     fleet.submit(state, 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.client.connection.fleet_queries import AnswerOfAll
+from slipstream.client.connection.combined_answer import AnswerOfAll
 from slipstream.client.connection.queries import Query
 from slipstream.errors import OverloadedError
 from slipstream_ipc.messages import (
