@@ -18,6 +18,7 @@ from unittest import mock
 import msgspec
 import pytest
 import zmq
+from tests.helpers.front_app import app_over
 from tests.helpers.mini_stack import MODEL, MiniStack
 from tests.helpers.pages import ROOT
 from tests.helpers.played_prompts import Child
@@ -26,10 +27,7 @@ from tokenizers import Tokenizer
 from slipstream import Client
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.demo_model import MODEL_PATH
-from slipstream.http.app import App
-from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
-from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.server.server import Server
 from slipstream.stack.children.listeners import Listeners
 from slipstream_ipc.messages import Render
@@ -151,9 +149,7 @@ async def _walk(stack: MiniStack, calls: Calls) -> tuple[bytes, str]:
             return "".join(delta.text for delta in client.stream(MESSAGES, **LIMITS))
 
     io = LoopIO(stack.client_address, 10.0)
-    server = Server(
-        App(io, ApiKeys(()), TextsByModel(lambda _: str(MODEL_PATH)), Limits()), Limits()
-    )
+    server = Server(app_over(io, str(MODEL_PATH)), Limits())
     listeners = Listeners.at("127.0.0.1", 0)
     server.listen(listeners)
     stepping = asyncio.ensure_future(step())

@@ -38,7 +38,6 @@ from slipstream.http.api_errors import (
     overloaded,
 )
 from slipstream.http.auth import ApiKeys
-from slipstream.http.config import Limits
 from slipstream.http.counters import OTHER
 from slipstream.http.endpoints import openapi
 from slipstream.http.endpoints.model_endpoints import ModelEndpoints
@@ -49,7 +48,6 @@ from slipstream.http.endpoints.resume import PREFIX as STREAMS
 from slipstream.http.endpoints.resume import last_event_id
 from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.openai.response_bodies import Health, Model, Models, Version
-from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.planning.served_model import served_model, served_models
 from slipstream.http.response_encoding import Response, json_response
 from slipstream.http.server.cors import Cors
@@ -78,34 +76,22 @@ class App:
         self,
         io: LoopIO,
         keys: ApiKeys,
-        texts: TextsByModel,
-        limits: Limits,
+        endpoints: ModelEndpoints,
         cors: Cors | None = None,
         hosts: Hosts | None = None,
         model_name: str = "",
         hang_timeout_s: float = inf,
         *,
-        is_traced: bool = False,
-        strict_fields: bool = False,
-        strict_finish: bool = False,
         metrics_prefix: str = "slipstream",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """model_name, hang_timeout_s, is_traced, strict_fields, strict_finish, metrics_prefix: see
-        `FrontConfig`.
+        """endpoints: of the model, over the same `io`. model_name, hang_timeout_s, metrics_prefix:
+        see `FrontConfig`.
         """
         self._io = io
         self._model_name = model_name
         self._keys = keys
-        self._endpoints = ModelEndpoints(
-            io,
-            keys,
-            texts,
-            limits,
-            is_traced=is_traced,
-            strict_fields=strict_fields,
-            strict_finish=strict_finish,
-        )
+        self._endpoints = endpoints
         self._cors = Cors(()) if cors is None else cors
         self._hosts = Hosts(None) if hosts is None else hosts
         self._started = int(time.time())

@@ -33,6 +33,7 @@ from slipstream.http.app import App
 from slipstream.http.config import FrontConfig
 from slipstream.http.counters import with_router
 from slipstream.http.credentials import Credentials
+from slipstream.http.endpoints.model_endpoints import ModelEndpoints
 from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.planning.served_model import tokenizer_of
 from slipstream.http.server.access_log import AccessLog, access_logger
@@ -160,18 +161,23 @@ async def _serve(
         allowed=config.allowed_hosts,
         origins=config.allowed_origins,
     )
-    app = App(
+    endpoints = ModelEndpoints(
         io,
         credentials.keys,
         TextsByModel(partial(tokenizer_of, io, config.tokenizer)),
         config.limits,
+        is_traced=config.is_traced,
+        strict_fields=config.strict_fields,
+        strict_finish=config.strict_finish,
+    )
+    app = App(
+        io,
+        credentials.keys,
+        endpoints,
         cors,
         hosts,
         config.model_name,
         config.hang_timeout_s,
-        is_traced=config.is_traced,
-        strict_fields=config.strict_fields,
-        strict_finish=config.strict_finish,
         metrics_prefix=config.metrics_prefix,
     )
     options: dict[str, Any] = {}

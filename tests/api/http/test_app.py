@@ -8,12 +8,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.helpers.front_app import app_over
 
 from slipstream.http import app
 from slipstream.http.admin import metrics
 from slipstream.http.api_errors import ApiError
-from slipstream.http.auth import ApiKeys
-from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.response_encoding import Response
 from slipstream_ipc.telemetry.statistics import ProcessStatistics, Statistics
@@ -38,7 +37,7 @@ def test_the_packages_metadata_is_read_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(app, "version", counted)
     no: Any = None
-    routes, answers = app.App(no, ApiKeys(()), no, Limits()), Answers()
+    routes, answers = app_over(no), Answers()
     handler = routes._handlers["/version"]["GET"]
     for _ in "ab":
         request = HttpRequest("GET", "/version")
@@ -48,9 +47,8 @@ def test_the_packages_metadata_is_read_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_health_tells_the_process_ids_that_are_known() -> None:
-    no: Any = None
     io: Any = SimpleNamespace(replicas=[])
-    routes, answers = app.App(io, ApiKeys(()), no, Limits()), Answers()
+    routes, answers = app_over(io), Answers()
     request, handler = HttpRequest("GET", "/health"), routes._handlers["/health"]["GET"]
     handler(request, Exchange(request, cast(Any, answers)))
     found = {"core": ProcessStatistics("ready", 7), "worker": ProcessStatistics("restarting")}
@@ -68,12 +66,11 @@ def test_the_metrics_of_all_replicas_are_asked_for_and_rendered_once(
     asked: list[Any] = []
     rendered: list[bool] = []
     now = [5.0]
-    no: Any = None
     replica = SimpleNamespace(shown_name="r", model="m")
     io: Any = SimpleNamespace(
         replicas=[replica], models=[], inspect=lambda _, use: asked.append(use)
     )
-    routes = app.App(io, ApiKeys(()), no, Limits(), clock=lambda: now[0])
+    routes = app_over(io, clock=lambda: now[0])
     monkeypatch.setattr(metrics, "_replica_metrics", lambda *_: ())
     render = metrics._render
 

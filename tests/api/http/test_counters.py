@@ -9,15 +9,12 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+from tests.helpers.front_app import app_over
 
 from slipstream.client.placing.router_counters import LONGEST_NAME, MovedWhy, RouterCounters
-from slipstream.http.app import App
-from slipstream.http.auth import ApiKeys
-from slipstream.http.config import Limits
 from slipstream.http.counters import CLIENT_CLOSED, HttpCounters, with_router
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.response_bodies import Version
-from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.response_encoding import json_response
 from slipstream_ipc.messages import Status
 from slipstream_ipc.telemetry.statistics import FrontCounters, FrontGauges, FrontNumbers
@@ -80,7 +77,7 @@ def test_a_client_that_leaves() -> None:
 )
 def test_what_clients_make_up_makes_no_new_counters(path: str, pattern: str) -> None:
     io: Any = SimpleNamespace(models=())
-    app = App(io, ApiKeys(()), TextsByModel(lambda _: "nowhere"), Limits())
+    app = app_over(io)
     assert app.pattern_of(path) == pattern
 
 
@@ -88,7 +85,7 @@ def test_what_clients_make_up_makes_no_new_counters(path: str, pattern: str) -> 
 def test_whatever_clients_do_the_numbers_fit_into_a_beat(letter: str) -> None:
     """Every path with every status, all often: what does not fit would never be told again."""
     io: Any = SimpleNamespace(models=())
-    app = App(io, ApiKeys(()), TextsByModel(lambda _: "nowhere"), Limits())
+    app = app_over(io)
     counters = HttpCounters(app.pattern_of)
     paths = [*app.endpoints, *app._page_handlers, "/nonsense"]
     statuses = [each.value for each in HTTPStatus if each >= 200] + [CLIENT_CLOSED]

@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 from tests.helpers.fake_worker import FakeWorker
+from tests.helpers.front_app import app_over
 from tests.helpers.http_front import Raw
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.played_answers import away, echo
 
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.demo_model import MODEL_PATH
-from slipstream.http.app import App
-from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
-from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.server.server import Server
 from slipstream.stack.children.listeners import Listeners
 
@@ -40,7 +38,7 @@ async def answers_of(
 ) -> list[Any]:
     """Statuses and bodies of /health and of a completion, sent before the front is connected."""
     io = LoopIO(worker.address, PATIENCE_S if comes_back else 0.1, outlives_server=False)
-    app = App(io, ApiKeys(()), TextsByModel(lambda _: str(MODEL_PATH)), Limits())
+    app = app_over(io, str(MODEL_PATH))
     app.health.processes = processes
     server = Server(app, Limits())
     listeners = Listeners.at("127.0.0.1", 0)
