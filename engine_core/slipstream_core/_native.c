@@ -2,7 +2,6 @@
 #include "module.h"
 
 int add_plain_step(PyObject *module);
-int add_plan_pack(PyObject *module);
 int add_report_reader(PyObject *module);
 
 static struct PyModuleDef definition = {
@@ -10,6 +9,6 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__native(void)
 {
-    static const AddPart parts[] = {add_plain_step, add_plan_pack, add_report_reader};
+    static const AddPart parts[] = {add_plain_step, add_report_reader};
     return module_of(&definition, parts, sizeof parts / sizeof *parts);
 }

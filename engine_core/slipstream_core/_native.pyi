@@ -6,31 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.streak import Streak
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import LogprobColumns
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.transport.link import Link
-
-class PlanPacker:
-    """Writes plans with these counts, within these bounds, into a buffer (`PlanBuffer`)."""
-
-    def __init__(
-        self,
-        buffer: memoryview,
-        words: tuple[int, ...],
-        fields: tuple[tuple[Any, ...], ...],
-        query_lens: int,
-        kv_lens: int,
-        /,
-    ) -> None:
-        """words: the header. fields: of each column its name, kind, place, bytes and number of
-        items, and bounds. query_lens, kv_lens: the fields that are compared; -1: none.
-        """
-
-    def pack(self, plan: StepPlan) -> bool:
-        """Write a plan; False, and no plan is there, for one that it does not take."""
 
 class ReportReader:
     """Reads the reports of one attach; see `slipstream_core.workers.report_reader`."""

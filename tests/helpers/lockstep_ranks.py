@@ -151,8 +151,8 @@ def main() -> None:
         shared_exchange,
     )
     from slipstream_core.sharding.rank import Rank
+    from slipstream_core.step.buffer import PlanBuffer, packed_bytes
     from slipstream_core.step.plan import StepPlan
-    from slipstream_core.step.plan_codec import PlanBuffer, packed_bytes
     from slipstream_lab.models import tiny_models
 
     class Recorder(OpRecorder):

@@ -8,8 +8,8 @@ import numpy as np
 
 from slipstream_bench.common.measures import Row
 from slipstream_core.ranks.bus import PlanBus, PlanReader, slot_bytes
+from slipstream_core.step.buffer import PlanBounds
 from slipstream_core.step.plan import StepPlan, blank_plan
-from slipstream_core.step.plan_check import PlanBounds
 
 BLOCK_SIZE = 16
 
@@ -53,7 +53,8 @@ def measure_plans(num_rows: int, num_blocks: int, num_plans: int) -> Row:
             max_num_batched_tokens=num_rows,
             max_blocks=num_blocks,
             max_scored=0,
-        )
+        ),
+        bounds,
     )
     reader = PlanReader(0, bus.memory_fd, bus.doorbells[0], bus.room_fd)
     spent = np.empty((num_plans, 2), np.int64)
@@ -61,7 +62,7 @@ def measure_plans(num_rows: int, num_blocks: int, num_plans: int) -> Row:
     try:
         for at in range(num_plans):
             begin = clock()
-            bus.put(plan, bounds, timeout_s=1)
+            bus.put(plan, timeout_s=1)
             put = clock()
             reader.take()
             spent[at] = put - begin, clock() - put

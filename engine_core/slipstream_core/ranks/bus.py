@@ -21,9 +21,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_core.step.buffer import PlanBounds, PlanBuffer
 from slipstream_core.step.plan import StepPlan
-from slipstream_core.step.plan_check import PlanBounds
-from slipstream_core.step.plan_codec import PlanBuffer
 
 NUM_SLOTS = 4  # one step runs, another one waits; two more that slower ranks still read
 
@@ -55,16 +54,14 @@ class PlanBus:
         """Ring without a plan: once, before the first one."""
         self._ring()
 
-    def allocate(self, slot_bytes: int) -> None:
-        """Make room for plans of `slot_bytes`; before the first one."""
+    def allocate(self, slot_bytes: int, bounds: PlanBounds | None = None) -> None:
+        """Make room for plans of `slot_bytes`, which are within `bounds`; before the first one."""
         self._memory.close()
         size = slot_bytes + -slot_bytes % _PAGE
         os.ftruncate(self.memory_fd, _PAGE + NUM_SLOTS * size)
-        self._memory = _Memory(self.memory_fd)
+        self._memory = _Memory(self.memory_fd, bounds)
 
-    def put(
-        self, plan: StepPlan, bounds: PlanBounds | None = None, *, timeout_s: float
-    ) -> memoryview:
+    def put(self, plan: StepPlan, *, timeout_s: float) -> memoryview:
         """Write a plan and ring. Returns its bytes, which are good until the next call.
 
         Raises PlanBytesError where it does not fit into a slot, PlanBoundsError where it is not
@@ -73,7 +70,7 @@ class PlanBus:
         """
         self._wait_for_room(timeout_s)
         slot = self._memory.slots[self._num_written % NUM_SLOTS]
-        size = slot.pack(plan, bounds)
+        size = slot.pack(plan)
         self._num_written += 1
         self._ring()
         return slot.written(size)
@@ -166,14 +163,14 @@ class PlanReader:
 class _Memory:
     """The mapping: a page of counters of released plans, one to a cache line, then the slots."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, bounds: PlanBounds | None = None) -> None:
         size = os.fstat(fd).st_size
         self._map = mmap.mmap(fd, size)
         whole = memoryview(self._map)
         self.released: Int64s = np.frombuffer(whole, np.int64, _PAGE // 8)
         step = (size - _PAGE) // NUM_SLOTS
         starts = range(_PAGE, size, step) if step else ()
-        self.slots = [PlanBuffer(whole[at : at + step]) for at in starts]
+        self.slots = [PlanBuffer(whole[at : at + step], bounds) for at in starts]
 
     def close(self) -> None:
         """Unmap, once no array refers to it."""

@@ -21,10 +21,9 @@ from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.runner.warm_up import warm_up
 from slipstream_core.sharding.collectives import ExchangeFailed
 from slipstream_core.sharding.rank import Rank
+from slipstream_core.step.buffer import PlanBounds, PlanBoundsError, PlanBytesError
 from slipstream_core.step.limits import MAX_POSITIONS
 from slipstream_core.step.plan import Int32s, StepFailed, StepPlan, StepResult
-from slipstream_core.step.plan_check import PlanBounds, PlanBoundsError
-from slipstream_core.step.plan_codec import PlanBytesError
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +43,6 @@ class LeadRunner:
         self._own = own
         self._ranks = ranks
         self._timeout_s = config.step_timeout_s
-        info = own.info
-        self._bounds = PlanBounds(
-            num_blocks=own.num_blocks,
-            block_size=info.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_blocks=-(-info.max_model_len // info.block_size),
-            vocab_size=info.vocab_size,
-        )
         self._launched: deque[StepFailed | None] = deque()  # None: by the ranks
 
     def launch(self, plan: StepPlan) -> None:
@@ -59,7 +50,7 @@ class LeadRunner:
         if self._own.may_slice and len(plan.temperatures) and not plan.needs_whole_rows:
             plan = replace(plan, sliced=True)
         try:
-            self._ranks.put(plan, self._bounds, timeout_s=self._timeout_s)
+            self._ranks.put(plan, timeout_s=self._timeout_s)
         except (PlanBoundsError, PlanBytesError) as error:
             failed = StepFailed(plan.step, error)
             failed.__cause__ = error
@@ -125,14 +116,21 @@ def load_lead(config: CoreConfig, ranks: Ranks) -> LeadRunner:
     else:
         _meet_remote(config, rank, ranks, ranks.remote)
     own = load_runner(config, rank)
-    ranks.bus.allocate(
-        slot_bytes(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_blocks=-(-own.info.max_model_len // own.info.block_size),
-            max_scored=MAX_POSITIONS,
-        )
+    info = own.info
+    bounds = PlanBounds(
+        num_blocks=own.num_blocks,
+        block_size=info.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_blocks=-(-info.max_model_len // info.block_size),
+        vocab_size=info.vocab_size,
     )
+    room = slot_bytes(
+        max_num_seqs=bounds.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_blocks=bounds.max_blocks,
+        max_scored=MAX_POSITIONS,
+    )
+    ranks.bus.allocate(room, bounds)
     ranks.are_ready = True
     runner = LeadRunner(own, ranks, config)
     if kind == "cpu":

@@ -36,8 +36,8 @@ from slipstream_core.ranks.rank_messages import (
     decode_to_rank,
     encode,
 )
+from slipstream_core.step.buffer import PlanBuffer, PlanBytesError
 from slipstream_core.step.plan import StepPlan
-from slipstream_core.step.plan_codec import PlanBuffer, PlanBytesError
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import BEAT_S, Beats, report
 from slipstream_ipc.telemetry.recent_warnings import RecentWarnings

@@ -21,7 +21,6 @@ from slipstream_core.ranks.bus import PlanBus
 from slipstream_core.ranks.remote_ranks import RemoteRanks
 from slipstream_core.ranks.watch import RankEnd, RankProcess, RankWatch, end_as_well
 from slipstream_core.step.plan import StepPlan
-from slipstream_core.step.plan_check import PlanBounds
 from slipstream_ipc.child import start_own_process
 from slipstream_ipc.messages import OwnProcess
 from slipstream_ipc.process import SILENT_S
@@ -88,9 +87,9 @@ class Ranks:
             os.close(status_end)
         return RankProcess(index, process, status_fd)
 
-    def put(self, plan: StepPlan, bounds: PlanBounds, *, timeout_s: float) -> None:
+    def put(self, plan: StepPlan, *, timeout_s: float) -> None:
         """Have all of them compute a plan. Raises what `PlanBus.put` and `RemoteRanks.put` do."""
-        written = self.bus.put(plan, bounds, timeout_s=timeout_s)
+        written = self.bus.put(plan, timeout_s=timeout_s)
         if self.remote is not None:
             self.remote.put(written, timeout_s=timeout_s)
 

@@ -2,7 +2,7 @@
 
 The messages are msgpack. Both ends are of one version: a `Join` of another one is refused, so it
 alone, and `Refuse`, keep their form from version to version. A plan is a message of two parts, its
-number in 8 bytes and the bytes of `plan_codec`; all others have one part.
+number in 8 bytes and the bytes of `step/buffer`; all others have one part.
 """
 
 from __future__ import annotations

@@ -72,16 +72,17 @@ from slipstream_core.sampling.whole_vocab_sampling import (
     RowEdits,
     WholeVocabSampler,
 )
-from slipstream_core.step.plan import BY_TOKEN, COLUMNS, TRUNCATING, Int32s, StepPlan
-from slipstream_core.step.staging import (
-    AnyArray,
-    Copies,
-    CopyEvent,
-    Field,
-    Layout,
-    Staging,
-    to_device,
+from slipstream_core.step.buffer import Field, Layout, Page
+from slipstream_core.step.plan import (
+    BY_TOKEN,
+    COLUMNS,
+    TRUNCATING,
+    Float32s,
+    Int32s,
+    Int64s,
+    StepPlan,
 )
+from slipstream_core.step.staging import Copies, CopyEvent, Staging, in_device, to_device
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ KINDS = tuple(
 )
 
 
+_NO_ROWS: Int32s = np.empty(0, np.int32)
 MAX_EDITED = 64  # rows of a recorded step whose logits are changed; with more it is sampled eagerly
 
 
@@ -221,12 +223,19 @@ class DecodeGraphs:
             assert self._mixed is not None
             logits = self._mixed.forward(plan)
             if len(logits):
-                self._send_sampling(plan, len(logits))
+                layout = self._layouts[self._size_for(len(logits))]
+                page = self._staging.open(layout)
+                self._fill_sampling(plan, page, plan.slots[plan.samples])
+                self._staging.send(layout)
             return logits
         size = self._size_for(num)
         layout = self._layouts[size]
-        self._fill(plan, layout.in_host(self._staging.open(layout.size)), num)
-        self._staging.send(layout.size)
+        page = self._staging.open(layout)
+        for name in BY_TOKEN:
+            page.write(name, getattr(plan, name), pad=COLUMNS[name].declared.fill)
+        page.write("kv_lens", plan.kv_lens, pad=0)  # a row of padding has no keys
+        self._fill_sampling(plan, page, plan.slots)
+        self._staging.send(layout)
         self._forwards[size]()
         return self._logits[:num]
 
@@ -268,8 +277,7 @@ class DecodeGraphs:
             self._edited[: len(changed)].copy_(changed)
         if len(masked_rows(plan)):
             bits = masks_of(plan, masks, len(self._vocab))
-            self._mask_staging.open(bits.nbytes)[: bits.nbytes].view(np.int32)[...] = bits.ravel()
-            sent = self._mask_staging.send(bits.nbytes)[: bits.nbytes].view(torch.int32)
+            (sent,) = self._mask_staging.send_columns((bits.ravel(),))
             self._masks[: len(bits)].copy_(sent.view(bits.shape))
 
     def _is_covered(
@@ -301,9 +309,9 @@ class DecodeGraphs:
         dealt = 1 + np.arange(batch * blocks, dtype=np.int64) % (num_blocks - 1)
         tables = dealt.reshape(batch, blocks)
         layout = self._layouts[size]
-        columns = layout.in_host(self._staging.open(layout.size))
-        for column in columns.values():
-            column[...] = 0
+        columns = self._staging.open(layout)
+        for name in layout.places:
+            columns[name][...] = 0
         columns["gather_slots"][...] = -1
         columns["token_ids"][...] = np.random.default_rng(0).integers(len(self._vocab), size=size)
         columns["slots"][:batch] = np.arange(batch)
@@ -317,7 +325,7 @@ class DecodeGraphs:
         columns["drawn"][...] = kind.drawn
         for name in TRUNCATING:
             columns[name][...] = COLUMNS[name].declared.fill
-        self._staging.send(layout.size)
+        self._staging.send(layout)
         on_device = torch.from_numpy(tables.astype(np.int32)).to(self._tables.device)
         self._tables[:batch, :blocks].copy_(on_device)
         forward, sampler = self._forwards[size], self._samplers[size, kind]
@@ -344,7 +352,7 @@ class DecodeGraphs:
             while others and others[0][0] >= size:
                 _, name, work, keep = others.popleft()
                 yield name, work, keep
-            columns = self._layouts[size].in_device(self._staging.device_buffer)
+            columns = in_device(self._layouts[size], self._staging.device_buffer)
             yield (
                 f"the forward of {size} rows",
                 self._forward_of(size, columns),
@@ -354,7 +362,7 @@ class DecodeGraphs:
                 if self._ran_out:
                     continue
                 return
-            piece = self._pieces[size].in_device(self._piece)
+            piece = in_device(self._pieces[size], self._piece)
             hopeless: set[GraphKind] = set()
             for kind in kinds:
                 yield (
@@ -448,44 +456,26 @@ class DecodeGraphs:
         if kind.logprobs:
             write_logprobs(piece, *whole.logprob_columns(logits, chosen, self._num_logprobs))
 
-    def _fill(self, plan: StepPlan, columns: Mapping[str, AnyArray], num: int) -> None:
-        """Write a plan's columns and the padding behind them."""
-        for name in BY_TOKEN:
-            columns[name][:num] = getattr(plan, name)
-            columns[name][num:] = COLUMNS[name].declared.fill
-        columns["kv_lens"][:num] = plan.kv_lens
-        columns["kv_lens"][num:] = 0  # a row of padding has no keys
-        self._fill_sampling(plan, columns, num)
-
-    def _send_sampling(self, plan: StepPlan, num: int) -> None:
-        """Send what sampling reads of a plan whose forward has columns of its own."""
-        layout = self._layouts[self._size_for(num)]
-        self._fill_sampling(plan, layout.in_host(self._staging.open(layout.size)), num)
-        self._staging.send(layout.size)
-
-    def _fill_sampling(self, plan: StepPlan, columns: Mapping[str, AnyArray], num: int) -> None:
-        """Write what sampling reads of the `num` rows that are sampled, and padding."""
-        columns["slots"][:num] = plan.slots[plan.samples]
-        columns["slots"][num:] = len(self._last_token) - 1
+    def _fill_sampling(self, plan: StepPlan, page: Page, slots: Int64s) -> None:
+        """Write what sampling reads of the plan's sampled rows, in `slots`, and padding."""
+        num = len(slots)
+        page.write("slots", slots, pad=len(self._last_token) - 1)
         for name in ("edit_rows", "mask_rows"):
-            columns[name][...] = -1
+            page.write(name, _NO_ROWS, pad=-1)
         if (constraints := plan.constraints) is not None:
-            columns["edit_rows"][constraints.rows] = np.arange(len(constraints.rows))
+            page["edit_rows"][constraints.rows] = np.arange(len(constraints.rows))
         if len(rows := masked_rows(plan)):
-            columns["mask_rows"][rows] = np.arange(len(rows))
+            page["mask_rows"][rows] = np.arange(len(rows))
         if plan.all_greedy:
             return  # the columns below are only read when drawing
-        columns["divisors"][:num] = divisors(plan.temperatures)
-        columns["divisors"][num:] = 1
-        columns["drawn"][:num] = plan.temperatures > 0
-        columns["drawn"][num:] = 0
-        keys = columns["keys"].reshape(2, -1)
+        page.write("divisors", plan.temperatures, pad=1, make=divisors)
+        page.write("drawn", plan.temperatures, pad=0, make=_drawn)
+        keys = page["keys"].reshape(2, -1)
         keys[:, :num] = row_keys(plan.seeds, plan.kv_lens[plan.samples])
         keys[:, num:] = 0
         if plan.any_truncation:
             for name, column in truncation_columns(plan, len(self._vocab)).items():
-                columns[name][:num] = column
-                columns[name][num:] = COLUMNS[name].declared.fill
+                page.write(name, column, pad=COLUMNS[name].declared.fill)
 
     def _kind_of(self, plan: StepPlan) -> GraphKind | None:
         if plan.any_wide or plan.listed is not None:
@@ -511,11 +501,15 @@ class DecodeGraphs:
         return self._recorded[bisect.bisect_left(self._recorded, num)]
 
 
+def _drawn(temperatures: Float32s) -> Int32s:
+    return (temperatures > 0).astype(np.int32)
+
+
 def _columns_layout(size: int) -> Layout:
     return Layout(
         [
             *(
-                Field(name, COLUMNS[name].dtype.type, size)
+                Field(name, COLUMNS[name].dtype, size)
                 for name in (*BY_TOKEN, "slots", "kv_lens", *TRUNCATING)
             ),
             Field("edit_rows", np.int32, size),

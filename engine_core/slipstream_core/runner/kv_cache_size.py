@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,14 @@ from slipstream_core.runner.decode_graphs import static_bytes
 from slipstream_core.sampling.penalties import most_bytes
 from slipstream_core.step.constraint_plan import ConstraintPlan, ConstraintRefill, StepConstraints
 from slipstream_core.step.limits import MAX_POSITIONS
-from slipstream_core.step.plan import PromptPlan, Runner, StepFailed, StepPlan, blank_plan
+from slipstream_core.step.plan import (
+    PromptPlan,
+    Runner,
+    StepFailed,
+    StepPlan,
+    blank_plan,
+    columns_over,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -219,20 +227,19 @@ def largest_plan(
     num, samples = len(lens), np.arange(len(lens)) < num_rows
     starts = np.repeat(np.cumsum(lens) - lens, lens)
     positions = np.arange(num_tokens) - starts
-    num_logprobs = min(20, vocab_size)
+    costly: dict[str, Any] = {
+        name: each.costly(num_rows) for name, each in columns_over("S").items()
+    }
+    costly["num_logprobs"] = np.minimum(costly["num_logprobs"], np.int32(vocab_size))
     return blank_plan(
         step=0,
-        num_decodes=int((lens == 1).sum()) if (lens == 1).all() else num_rows - 1,
         positions=positions,
         slots=np.minimum(np.arange(num), num_rows - 1),
         query_lens=lens,
         kv_lens=lens,
         prompt_lens=lens,
         samples=samples,
-        temperatures=np.ones(num_rows, np.float32),
-        top_ks=np.full(num_rows, 50, np.int32),
-        top_ps=np.full(num_rows, 0.9, np.float32),
-        num_logprobs=np.full(num_rows, num_logprobs, np.int32),
+        **costly,
     )
 
 

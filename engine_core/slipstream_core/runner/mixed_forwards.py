@@ -22,8 +22,9 @@ from slipstream_core.attention.fixed_shape import FixedShapeBackend, MixedColumn
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.forward.trace import Forward
 from slipstream_core.runner.graph_capture import Work
+from slipstream_core.step.buffer import Field, Layout
 from slipstream_core.step.plan import BY_TOKEN, COLUMNS, StepPlan
-from slipstream_core.step.staging import Copies, Field, Layout, Staging
+from slipstream_core.step.staging import Copies, Staging, in_device
 
 MAX_PREFILLS = 16
 
@@ -79,25 +80,21 @@ class MixedForwards:
         """
         bucket = self._bucket_for(plan.num_tokens)
         assert bucket is not None
-        num, tokens = plan.num_requests, plan.num_tokens
-        layout = self._layouts[bucket]
-        columns = layout.in_host(self._staging.open(layout.size))
+        num, layout = plan.num_requests, self._layouts[bucket]
+        page = self._staging.open(layout)
         for name in BY_TOKEN:
-            columns[name][:tokens] = getattr(plan, name)
-            columns[name][tokens:] = COLUMNS[name].declared.fill
-        columns["kv_lens"][:num] = plan.kv_lens
-        columns["kv_lens"][num:] = 0
-        columns["slots"][:num] = plan.slots
-        columns["slots"][num:] = len(self._last_token) - 1
-        starts = columns["query_starts"]
+            page.write(name, getattr(plan, name), pad=COLUMNS[name].declared.fill)
+        page.write("kv_lens", plan.kv_lens, pad=0)
+        page.write("slots", plan.slots, pad=len(self._last_token) - 1)
+        starts = page["query_starts"]
         starts[0] = 0
         np.cumsum(plan.query_lens, out=starts[1 : num + 1])
         starts[num + 1 :] = bucket
-        columns["num_decodes"][0] = plan.num_decodes
-        kept = starts[1 : num + 1][plan.samples] - 1
-        columns["keep"][: len(kept)] = kept
-        columns["keep"][len(kept) :] = 0
-        self._staging.send(layout.size)
+        page["num_decodes"][0] = plan.num_decodes
+        kept = np.flatnonzero(plan.samples)
+        np.subtract(starts[1:][kept], 1, out=kept)
+        page.write("keep", kept, pad=0)
+        self._staging.send(layout)
         self._forwards[bucket]()
         return self._logits[: len(kept)]
 
@@ -106,7 +103,7 @@ class MixedForwards:
         self._staging.device_buffer.zero_()
         found: list[tuple[int, str, Work, Callable[[Work], None]]] = []
         for bucket in reversed(self._buckets):
-            columns = self._layouts[bucket].in_device(self._staging.device_buffer)
+            columns = in_device(self._layouts[bucket], self._staging.device_buffer)
             work = partial(self._compute, bucket, columns)
             keep = partial(self._forwards.__setitem__, bucket)
             found.append((bucket, f"the forward of {bucket} tokens", work, keep))
@@ -146,8 +143,8 @@ class MixedForwards:
         rows = self._num_rows(bucket)
         return Layout(
             [
-                *(Field(name, COLUMNS[name].dtype.type, bucket) for name in BY_TOKEN),
-                *(Field(name, COLUMNS[name].dtype.type, rows + 1) for name in ("slots", "kv_lens")),
+                *(Field(name, COLUMNS[name].dtype, bucket) for name in BY_TOKEN),
+                *(Field(name, COLUMNS[name].dtype, rows + 1) for name in ("slots", "kv_lens")),
                 Field("keep", np.int64, rows),
                 Field("query_starts", np.int32, rows + 2),
                 Field("num_decodes", np.int32, 1),

@@ -17,8 +17,9 @@ import torch
 from slipstream_core.runner.cuda_thread import PendingStep
 from slipstream_core.sampling.logprobs import PendingLogprobs, arrived, candidates
 from slipstream_core.sampling.sampler import RawLogprobs
+from slipstream_core.step.buffer import Field, Layout
 from slipstream_core.step.plan import Candidates, Logprobs, StepPlan, StepResult
-from slipstream_core.step.staging import Copies, CopyEvent, Field, Layout
+from slipstream_core.step.staging import Copies, CopyEvent, in_device
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 
@@ -51,7 +52,7 @@ def pack(token_ids: torch.Tensor, logprobs: RawLogprobs | None) -> tuple[torch.T
     asking, width = (0, 0) if logprobs is None else logprobs.values.shape
     layout = packed_layout(len(token_ids), asking, width)
     piece = torch.empty(layout.size, dtype=torch.uint8, device=token_ids.device)
-    views = layout.in_device(piece)
+    views = in_device(layout, piece)
     views["token_ids"].copy_(token_ids)
     if logprobs is not None and asking:
         write_logprobs(views, logprobs.values, logprobs.ids, logprobs.ranks)

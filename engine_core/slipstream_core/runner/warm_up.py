@@ -16,13 +16,19 @@ from __future__ import annotations
 import ctypes
 import logging
 
-import numpy as np
 from msgspec.structs import replace
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.kv_cache_size import largest_plan
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.step.plan import ModelInfo, Runner, StepFailed, StepPlan
+from slipstream_core.step.plan import (
+    ModelInfo,
+    Runner,
+    StepFailed,
+    StepPlan,
+    columns_over,
+    sampling_flags,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -85,13 +91,5 @@ def warm_up_plans(info: ModelInfo, config: CoreConfig) -> list[StepPlan]:
 
 def _greedy(plan: StepPlan) -> StepPlan:
     num = len(plan.temperatures)
-    return replace(
-        plan,
-        temperatures=np.zeros(num, np.float32),
-        top_ks=np.zeros(num, np.int32),
-        top_ps=np.ones(num, np.float32),
-        num_logprobs=np.full(num, -1, np.int32),
-        all_greedy=True,
-        any_truncation=False,
-        max_logprobs=-1,
-    )
+    blank = {name: each.blank(num) for name, each in columns_over("S").items()}
+    return replace(plan, **blank, **sampling_flags(blank))

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from slipstream_core.sampling.top_tokens import most_likely
+from slipstream_core.step.buffer import Field, Layout
 from slipstream_core.step.plan import Int64s
-from slipstream_core.step.staging import Copies, CopyEvent, Field, Layout, to_device
+from slipstream_core.step.staging import Copies, CopyEvent, in_device, to_device
 from slipstream_ipc.history.wide_logprobs import Candidates, joined
 
 _LOGITS_AT_ONCE = 2**22  # temporaries of 16 MiB each
@@ -121,7 +122,7 @@ def _fetch(copies: Copies, values: torch.Tensor, ids: torch.Tensor, ranks: torch
         ]
     )
     source = torch.empty(layout.size, dtype=torch.uint8, device=values.device)
-    views = layout.in_device(source)
+    views = in_device(layout, source)
     for name, column in (("values", values), ("ids", ids), ("ranks", ranks)):
         views[name].copy_(column.reshape(-1))
     target = copies.host(layout.size)

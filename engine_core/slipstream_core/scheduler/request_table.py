@@ -26,7 +26,7 @@ from slipstream_core.logprob_budget import step_len
 from slipstream_core.reasoning import NEVER, ReasoningState
 from slipstream_core.scheduler.constraint_columns import ConstraintColumns, TokenConstraints
 from slipstream_core.step.limits import NO_ROW
-from slipstream_core.step.plan import COLUMNS, ListedLogprobs, sampling_flags
+from slipstream_core.step.plan import ListedLogprobs, columns_over, sampling_flags
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.messages import RequestSpec
 from slipstream_ipc.row_set import RowSet
@@ -80,7 +80,7 @@ class NewRequest:
         return -1 if wanted is None else wanted
 
 
-_OF_ROWS = {name: each for name, each in COLUMNS.items() if each.declared.over == "S"}
+_OF_ROWS = columns_over("S")
 # what is gathered of sampled rows for a plan: its name here by its name there
 _SAMPLED = {name: each.declared.source for name, each in _OF_ROWS.items()}
 # those that are not in a request's sampling parameters as they are here

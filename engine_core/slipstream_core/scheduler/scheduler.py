@@ -547,7 +547,7 @@ class Scheduler:
             block_size=self._block_size,
         )
         generations = requests.generation.take(rows.array)
-        plan = self._launch(columns, rows, generations, num_decodes=len(decoding))
+        plan = self._launch(columns, rows, generations)
         if self._prompts and chunks:
             plan = self._prompts.extend(plan, rows.array)
         if chunks and (snapshots := self._blocks.take_snapshots(rows.array)) is not None:
@@ -581,8 +581,7 @@ class Scheduler:
         if self._requests.has_masks or self._reasoning:
             batch.flush_deferred()
         columns = batch.next_columns(is_last=self._in_flight.last_step == batch.step)
-        num = len(batch.rows)
-        plan = self._launch(columns, batch.rows, batch.generations, num_decodes=num)
+        plan = self._launch(columns, batch.rows, batch.generations)
         batch.count(plan.step)
         return plan
 
@@ -592,11 +591,9 @@ class Scheduler:
             self._batch.flush_deferred()
             self._batch = None
 
-    def _launch(
-        self, columns: TokenColumns, rows: RowSet, generations: Int64s, *, num_decodes: int
-    ) -> StepPlan:
+    def _launch(self, columns: TokenColumns, rows: RowSet, generations: Int64s) -> StepPlan:
         self._step += 1
-        plan = self._builder.build(columns, step=self._step, num_decodes=num_decodes)
+        plan = self._builder.build(columns, step=self._step)
         is_suspect = self._suspects.has(int(rows.array[0]))
         uses = self._blocks.take_uses()
         self._in_flight.launch(

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from slipstream_core.scheduler.request_table import RequestTable, SlotTable
-from slipstream_core.step.plan import COLUMNS, StepPlan
+from slipstream_core.step.plan import COLUMNS, StepPlan, columns_over
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
 
@@ -31,8 +31,8 @@ Bools = npt.NDArray[np.bool_]
 # what is gathered of a step's rows: its name in the request table by its name in a plan
 _GATHERED = {
     name: (each.declared.source, each.dtype)
-    for name, each in COLUMNS.items()
-    if each.declared.over == "R" and each.declared.source
+    for name, each in columns_over("R").items()
+    if each.declared.source
 }
 
 
@@ -55,7 +55,8 @@ class TokenColumns(Struct, frozen=True, eq=False, gc=False):
     table_slots: Int64s
     table_numbers: Int64s
     table_blocks: Int32s
-    by_row: dict[str, Any]  # columns [R] that decode steps of the same rows have in common
+    # columns [R] that decode steps of the same rows have in common, and num_decodes
+    by_row: dict[str, Any]
     sampled: RowSet  # the sampled rows, [S]
 
     @property
@@ -123,7 +124,12 @@ def token_columns(
 
     samples = kv_lens == known
     sampled = rows if samples.all() else RowSet(own[samples])
-    by_row = {"slots": at, "query_lens": counts.astype(np.int32), "samples": samples}
+    by_row: dict[str, Any] = {
+        "num_decodes": num_decodes,
+        "slots": at,
+        "query_lens": counts.astype(np.int32),
+        "samples": samples,
+    }
     for name, (source, dtype) in _GATHERED.items():
         by_row[name] = getattr(requests, source)[own].astype(dtype)
     return TokenColumns(
@@ -167,8 +173,8 @@ class PlanBuilder:
         # of the last plan: what its rows have in common with those of the next, and itself
         self._last: tuple[dict[str, Any], dict[str, Any], StepPlan] | None = None
 
-    def build(self, columns: TokenColumns, *, step: int, num_decodes: int) -> StepPlan:
-        """The plan of these columns; its first `num_decodes` rows compute one token each."""
+    def build(self, columns: TokenColumns, *, step: int) -> StepPlan:
+        """The plan of these columns."""
         requests, sampled = self._requests, columns.sampled.array
         sampling = requests.sampling(columns.sampled)
         masked_rows, masked_ids = requests.masks(sampled)
@@ -183,7 +189,6 @@ class PlanBuilder:
         if last is None or last[0] is not columns.by_row or last[1] is not sampling:
             like = StepPlan(
                 step=step,
-                num_decodes=num_decodes,
                 **columns.by_row,
                 **sampling,
                 **_NOTHING_BY_STEP,

@@ -1,9 +1,9 @@
 """The declaration of a plan's columns: numbers, dimension, bounds and readers.
 
-`StepPlan` declares each of its columns once, as an annotation. From there come the layout of the
-plans that ranks are sent (`plan_codec`), the bounds that they are checked against (`plan_check`),
-the types of recorded steps' inputs, what of a request's row is gathered for a plan
-(`scheduler/step_builder`), and the values of columns that are not set (`plan.blank_plan`).
+`StepPlan` declares each of its columns once, as an annotation. From there come the layout and the
+bounds of the plans that ranks are sent (`buffer`), the inputs of recorded steps, what of a
+request's row is gathered for a plan (`scheduler/step_builder`), the values of columns that are not
+set (`plan.blank_plan`), and those of the costliest step (`runner/kv_cache_size`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Column(NamedTuple):
     reaches: bool = False  # they may be equal to it
     source: str = ""  # the column of the request table that it is gathered from
     fill: float = 0  # where nothing else is said
+    costly: float | None = None  # where a step is to take as much memory as any; None: fill
     truncates: bool = False  # cuts what is sampled from, unless it is its fill
     sent: Literal["always", "drawn", "never"] = "never"  # to other ranks; drawn: if they sample
 
@@ -44,6 +45,11 @@ class PlanColumn(NamedTuple):
     def blank(self, num: int) -> npt.NDArray[Any]:
         """The column where nothing is said of it, [num]."""
         return np.full(num, self.declared.fill, self.dtype)
+
+    def costly(self, num: int) -> npt.NDArray[Any]:
+        """The column of rows that take as much memory as any, [num]."""
+        costly, fill = self.declared.costly, self.declared.fill
+        return np.full(num, fill if costly is None else costly, self.dtype)
 
 
 def columns_of(plan: type) -> dict[str, PlanColumn]:

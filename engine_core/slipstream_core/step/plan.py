@@ -8,7 +8,8 @@ takes, so that a plan can become one packed buffer for other ranks.
 - `gather_slots` names the slot whose last sampled token is the input id; it is -1 where `token_ids`
   holds the id. A runner executes steps in launch order, so it may read what the step before left in
   its `last_token[slot]`.
-- A plan does not change until its step is answered.
+- A plan's arrays are never written again. One that the next plan has as well is the same array,
+  which its readers need not look at again.
 - A runner keeps a block table for each slot, and a plan has only the entries that are new: those of
   blocks that the step begins, and, in a row's first step since it got its slot, those of the cached
   prefix that it shares. So an entry comes with the first token that is computed in its block: as
@@ -31,7 +32,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.step.columns import Column, columns_of
+from slipstream_core.step.columns import Column, Over, PlanColumn, columns_of
 from slipstream_core.step.constraint_plan import ConstraintPlan
 from slipstream_ipc.history.logprob_log import Logprobs as Logprobs
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
@@ -111,14 +112,15 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
     # sampling columns of the S sampled rows, in row order
     seeds: Annotated[Int64s, Column("S", source="seed", sent="drawn")]
-    temperatures: Annotated[Float32s, Column("S", source="temperature", sent="drawn")]  # 0: greedy
-    top_ks: Annotated[Int32s, Column("S", source="top_k", truncates=True)]  # 0 is off
+    # 0: greedy
+    temperatures: Annotated[Float32s, Column("S", source="temperature", costly=1, sent="drawn")]
+    top_ks: Annotated[Int32s, Column("S", source="top_k", costly=50, truncates=True)]  # 0 is off
     # 1 is off
-    top_ps: Annotated[Float32s, Column("S", source="top_p", fill=1, truncates=True)]
+    top_ps: Annotated[Float32s, Column("S", source="top_p", fill=1, costly=0.9, truncates=True)]
     min_ps: Annotated[Float32s, Column("S", source="min_p", truncates=True)]  # 0 is off
     # -1 none; k >= 0: the sampled token and the k most likely, or listed. Rows with
     # k >= MAX_NARROW are wide: returned in the result's `wide`, not in its columns
-    num_logprobs: Annotated[Int32s, Column("S", source="num_logprobs", fill=-1)]
+    num_logprobs: Annotated[Int32s, Column("S", source="num_logprobs", fill=-1, costly=20)]
 
     # masked ids (stop ids while a request is under its min_tokens), as coordinates into [S, vocab]
     masked_rows: Annotated[Int64s, Column("M")]
@@ -171,7 +173,13 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 COLUMNS = columns_of(StepPlan)
 """The columns of a plan by name, in the order in which ranks are sent them."""
 
-BY_TOKEN = tuple(name for name, each in COLUMNS.items() if each.declared.over == "T")
+
+def columns_over(over: Over) -> dict[str, PlanColumn]:
+    """The columns over tokens, rows, …, by name."""
+    return {name: each for name, each in COLUMNS.items() if each.declared.over == over}
+
+
+BY_TOKEN = tuple(columns_over("T"))
 """The columns by token; recorded forwards read them, with others by row."""
 
 TRUNCATING = tuple(name for name, each in COLUMNS.items() if each.declared.truncates)

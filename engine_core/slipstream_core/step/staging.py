@@ -1,10 +1,10 @@
 """Copies between host and device that do not block the host.
 
-`Layout` packs a step's columns into one piece of memory. `Staging` is a ring of host buffers in
-front of one device buffer. `Copies` makes the copies and waits for them. `to_device` copies a
-single column through torch's pinned-memory pool.
+`Staging` is a ring of host pages in front of one device buffer of the same layout. `Copies` makes
+the copies and waits for them. `to_device` copies a single column through torch's pinned-memory
+pool.
 
-- A host buffer is rewritten only after the copy out of it has finished.
+- A host page is rewritten only after the copy out of it has finished.
 - The device buffer stays in place while it is large enough: graphs read from it.
 - A copy to the device is ordered with the current stream's kernels. A copy to the host runs beside
   later kernels, which must not overwrite its source: see `wait_for`.
@@ -14,18 +14,16 @@ single column through torch's pinned-memory pool.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-Bytes = npt.NDArray[np.uint8]
-AnyArray = npt.NDArray[np.generic]
+from slipstream_core.step.buffer import AnyArray, Field, Layout, Page
 
 _cuda: Any = torch.cuda  # torch's own annotations leave constructors out
 
-_ALIGNMENT = 16  # bytes; the pointer alignment that kernels may rely on
 _DEPTH = 3  # two steps in flight and one being written
 
 _TORCH_TYPES: dict[np.dtype[np.generic], torch.dtype] = {
@@ -35,44 +33,12 @@ _TORCH_TYPES: dict[np.dtype[np.generic], torch.dtype] = {
 }
 
 
-class Field(NamedTuple):
-    """One column of `num` elements."""
-
-    name: str
-    dtype: type[np.generic]  # int64, int32 or float32
-    num: int
-
-
-class Layout:
-    """Byte offsets of columns in a buffer; equal fields always give equal offsets."""
-
-    def __init__(self, fields: Sequence[Field]) -> None:
-        self._fields: dict[str, tuple[np.dtype[np.generic], int, int]] = {}
-        at = 0
-        for name, dtype, num in fields:
-            kind = np.dtype(dtype)
-            stop = at + num * kind.itemsize
-            self._fields[name] = kind, at, stop
-            at = -(-stop // _ALIGNMENT) * _ALIGNMENT
-        self.size = at  # bytes
-
-    def stop(self, name: str) -> int:
-        """The end offset of the column, in bytes."""
-        return self._fields[name][2]
-
-    def in_host(self, buffer: Bytes) -> dict[str, AnyArray]:
-        """The columns as views of a host buffer."""
-        return {
-            name: buffer[start:stop].view(dtype)
-            for name, (dtype, start, stop) in self._fields.items()
-        }
-
-    def in_device(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The columns as views of a uint8 tensor."""
-        return {
-            name: buffer[start:stop].view(_TORCH_TYPES[dtype])
-            for name, (dtype, start, stop) in self._fields.items()
-        }
+def in_device(layout: Layout, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The columns of a layout as views of a uint8 tensor."""
+    return {
+        name: buffer[start:stop].view(_TORCH_TYPES[dtype])
+        for name, (dtype, start, stop) in layout.places.items()
+    }
 
 
 class CopyEvent(Protocol):
@@ -158,7 +124,7 @@ def _event() -> torch.cuda.Event:
 
 
 class Staging:
-    """A ring of host buffers in front of one device buffer."""
+    """A ring of host pages in front of one device buffer."""
 
     def __init__(
         self, copies: Copies, device: torch.device, size: int, *, depth: int = _DEPTH
@@ -166,21 +132,25 @@ class Staging:
         """`size` is in bytes; a larger step grows the buffers, which moves the device's."""
         self.device_buffer = torch.empty(size, dtype=torch.uint8, device=device)
         self._copies = copies
-        self._ring: list[torch.Tensor] = [copies.host(size) for _ in range(depth)]
+        self._ring = [copies.host(size) for _ in range(depth)]
+        self._pages = [Page(each.numpy()) for each in self._ring]
         self._events: list[CopyEvent | None] = [None] * depth
         self._at = 0
 
-    def open(self, size: int) -> Bytes:
-        """The next host buffer, of at least `size` bytes, to be written and then sent."""
-        if (event := self._events[self._at]) is not None:
+    def open(self, layout: Layout) -> Page:
+        """The next host page, to be written and then sent."""
+        at = self._at
+        if (event := self._events[at]) is not None:
             event.synchronize()
-        if len(self._ring[self._at]) < size:
-            self._ring[self._at] = self._copies.host(2 * size)
-        buffer: Bytes = self._ring[self._at].numpy()
-        return buffer
+        if len(self._ring[at]) < layout.size:
+            self._ring[at] = self._copies.host(2 * layout.size)
+            self._pages[at] = Page(self._ring[at].numpy())
+        self._pages[at].lay_out(layout)
+        return self._pages[at]
 
-    def send(self, size: int) -> torch.Tensor:
-        """Copy the first `size` bytes of the last opened buffer; returns the device buffer."""
+    def send(self, layout: Layout) -> torch.Tensor:
+        """Copy the page that was opened last, of this layout; returns the device buffer."""
+        size = layout.size
         if len(self.device_buffer) < size:
             self.device_buffer = self.device_buffer.new_empty(2 * size)
         source = self._ring[self._at][:size]
@@ -194,12 +164,12 @@ class Staging:
         The next send overwrites them, in order with the current stream's kernels.
         """
         layout = Layout(
-            [Field(str(at), column.dtype.type, column.size) for at, column in enumerate(columns)]
+            [Field(str(at), column.dtype, column.size) for at, column in enumerate(columns)]
         )
-        views = layout.in_host(self.open(layout.size))
-        for view, column in zip(views.values(), columns, strict=True):
-            view[...] = column
-        return list(layout.in_device(self.send(layout.size)).values())
+        page = self.open(layout)
+        for at, column in enumerate(columns):
+            page.write(str(at), column)
+        return list(in_device(layout, self.send(layout)).values())
 
 
 def to_device(column: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:

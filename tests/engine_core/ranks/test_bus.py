@@ -15,8 +15,8 @@ from tests.helpers.patience import PATIENCE_S
 from tests.helpers.sampling_plans import Row, plan_of
 
 from slipstream_core.ranks.bus import NUM_SLOTS, BusStalledError, PlanBus, PlanReader, slot_bytes
+from slipstream_core.step.buffer import PlanBytesError, packed_bytes
 from slipstream_core.step.plan import StepPlan
-from slipstream_core.step.plan_codec import PlanBytesError, packed_bytes
 
 SLOT_BYTES = 1 << 14
 

@@ -36,8 +36,8 @@ from slipstream_core.ranks.leader_link import LeaderLink, RankRefusedError
 from slipstream_core.ranks.rank_messages import PLAN_NUMBER, Assign, Join, RankFailed, encode
 from slipstream_core.ranks.remote_ranks import RemoteRanks
 from slipstream_core.ranks.watch import RankEnd
+from slipstream_core.step.buffer import PlanBuffer, PlanBytesError, packed_bytes
 from slipstream_core.step.plan import StepPlan
-from slipstream_core.step.plan_codec import PlanBuffer, PlanBytesError, packed_bytes
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.process import installed_version
 from slipstream_ipc.transport.curve import load_rank_keys, secure_client

@@ -8,14 +8,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.oracles.plan_codec import NumpyPlanBuffer
 
 from slipstream_core.runner.kv_cache_size import largest_plan
 from slipstream_core.scheduler.request_table import NewRequest, RequestTable
+from slipstream_core.step.buffer import PlanBounds, PlanBoundsError, PlanBuffer, packed_bytes
 from slipstream_core.step.columns import Column, columns_of
 from slipstream_core.step.plan import COLUMNS, StepPlan, blank_plan
-from slipstream_core.step.plan_check import PlanBounds, PlanBoundsError
-from slipstream_core.step.plan_codec import PlanBuffer, packed_bytes
 from slipstream_ipc.messages import SamplingParams
 
 BOUNDS = PlanBounds(num_blocks=9, block_size=4, max_num_seqs=5, max_blocks=3, vocab_size=7)
@@ -62,13 +60,12 @@ def test_a_blank_plan_asks_for_nothing() -> None:
     assert (chunks.num_decodes, chunks.num_tokens, len(chunks.positions)) == (1, 6, 6)
     some = blank_plan(slots=np.arange(3), samples=np.array([True, False, True]))
     assert len(some.temperatures) == 2
-    PlanBuffer(memoryview(bytearray(packed_bytes(plan)))).pack(plan, BOUNDS)
+    PlanBuffer(memoryview(bytearray(packed_bytes(plan))), BOUNDS).pack(plan)
 
 
-@pytest.mark.parametrize("kind", [PlanBuffer, NumpyPlanBuffer])
 @pytest.mark.parametrize("name", [name for name, each in COLUMNS.items() if each.declared.below])
-def test_every_bound_holds_up_to_its_last_number(name: str, kind: type[PlanBuffer]) -> None:
-    column, bounds = COLUMNS[name], BOUNDS
+def test_every_bound_holds_up_to_its_last_number(name: str) -> None:
+    column = COLUMNS[name]
     sizes = {
         "vocab": 7, "cache_slots": 36, "rows": 5, "table": 3, "blocks": 9, "length": 12,
     }  # fmt: skip
@@ -83,7 +80,7 @@ def test_every_bound_holds_up_to_its_last_number(name: str, kind: type[PlanBuffe
         blank = {key: each.blank(entries) for key, each in COLUMNS.items() if "table" in key}
         plan = msgspec.structs.replace(blank_plan(slots=np.arange(1), **blank), **changed)
         space = memoryview(bytearray(packed_bytes(plan)))
-        kind(space).pack(plan, bounds)
+        PlanBuffer(space, BOUNDS).pack(plan)
 
     pack(end - 1)
     pack(column.declared.least)

@@ -11,14 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.sampling_plans import Row, plan_of
-from tests.oracles.plan_codec import NumpyPlanBuffer
 
-from slipstream_core.step.plan import COLUMNS, PromptPlan, StepPlan
-from slipstream_core.step.plan_codec import (
+from slipstream_core.step.buffer import (
+    Field,
+    Layout,
+    Page,
+    PlanBounds,
+    PlanBoundsError,
     PlanBuffer,
     PlanBytesError,
     packed_bytes,
 )
+from slipstream_core.step.plan import COLUMNS, PromptPlan, StepPlan
 
 HEADER_WORDS = 11
 SENT = {
@@ -150,33 +154,36 @@ def test_a_larger_buffer_keeps_what_lies_behind(plan: StepPlan, more: int) -> No
     assert_same(view(memoryview(space)), sent(plan))
 
 
-@given(st.lists(plans(), min_size=1, max_size=3))
-def test_both_ways_write_the_same(several: list[StepPlan]) -> None:
-    size = max(packed_bytes(plan) for plan in several)
-    spaces = [bytearray(b"\xa5" * size) for _ in range(2)]
-    in_c, in_numpy = PlanBuffer(memoryview(spaces[0])), NumpyPlanBuffer(memoryview(spaces[1]))
-    for plan in several:
-        assert in_c.pack(plan) == in_numpy.pack(plan)
-        assert spaces[0] == spaces[1]
-        assert in_c._packer.pack(plan) is (plan.prompt is None)
-
-
 @pytest.mark.parametrize("name", ["token_ids", "table_numbers", "query_lens"])
-def test_what_is_not_dense_or_not_as_declared_is_not_packed_in_c(name: str) -> None:
+def test_a_column_need_not_be_dense_but_as_declared(name: str) -> None:
     plan = plan_of([Row(position=2)] * 4)
     buffer = PlanBuffer(memoryview(bytearray(packed_bytes(plan))))
-    buffer.pack(plan)
     column = getattr(plan, name)
     for other in (
-        np.repeat(column, 2)[::2],
         column.astype(np.uint8),
         column.astype(column.dtype.newbyteorder(">")),
         column[:-1],
         column[:, None],
-        column.tolist(),
     ):
-        assert not buffer._packer.pack(msgspec.structs.replace(plan, **{name: other}))
-    assert buffer._packer.pack(plan)
+        with pytest.raises(PlanBytesError):
+            buffer.pack(msgspec.structs.replace(plan, **{name: other}))
+    buffer.pack(msgspec.structs.replace(plan, **{name: np.repeat(column, 2)[::2]}))
+    assert_same(buffer.view(), sent(plan))
+
+
+@given(st.lists(plans(), min_size=2, max_size=4), st.data())
+def test_plans_that_share_arrays_follow_each_other(several: list[StepPlan], data: Any) -> None:
+    """A plan has some of the arrays of the one before, or a copy of them, and some others."""
+    space = bytearray(max(map(packed_bytes, several)))
+    writer = PlanBuffer(memoryview(space))
+    for plan in several:
+        for _ in range(3):
+            size = writer.pack(plan)
+            assert size == packed_bytes(plan)
+            assert_same(view(memoryview(space)), sent(plan))
+            others = data.draw(st.sets(st.sampled_from(["positions", "kv_slots", "kv_lens"])))
+            changes = {name: getattr(plan, name)[::-1].copy() for name in others}
+            plan = msgspec.structs.replace(plan, **changes)
 
 
 @given(st.lists(plans(), min_size=1, max_size=6))
@@ -267,6 +274,113 @@ def test_a_column_that_is_not_as_declared_is_refused(changes: dict[str, Any]) ->
         view(memoryview(space))
 
 
+BOUNDS = PlanBounds(num_blocks=10, block_size=4, max_num_seqs=6, max_blocks=3, vocab_size=50)
+PLAN = plan_of([Row(position=2)] * 4)
+# by column: the least and the largest number allowed
+ALLOWED = {
+    "token_ids": (0, 49),
+    "kv_slots": (0, 39),
+    "slots": (0, 5),
+    "gather_slots": (-1, 5),
+    "table_slots": (0, 5),
+    "table_numbers": (0, 2),
+    "table_blocks": (0, 9),
+    "positions": (0, 11),
+    "kv_lens": (1, 12),
+}
+
+
+@given(st.sampled_from(sorted(ALLOWED)), st.integers(0, 11), st.data())
+def test_one_number_out_of_place_is_refused_and_no_other(name: str, at: int, data: Any) -> None:
+    low, high = ALLOWED[name]
+    column = getattr(PLAN, name).copy()
+    info = np.iinfo(column.dtype)
+    number = data.draw(st.integers(low - 2, high + 2) | st.integers(info.min, info.max))
+    column[at % column.size] = number
+    changed = msgspec.structs.replace(PLAN, **{name: column})
+    space = memoryview(bytearray(packed_bytes(PLAN)))
+    buffer = PlanBuffer(space, BOUNDS)
+    buffer.pack(PLAN)
+    for _ in range(2):  # nor when it is tried again
+        if low <= number <= high:
+            buffer.pack(changed)
+            assert_same(view(space), sent(changed))
+        else:
+            with pytest.raises(PlanBoundsError):
+                buffer.pack(changed)
+            with pytest.raises(PlanBytesError):
+                view(space)
+    buffer.pack(PLAN)
+    assert_same(view(space), sent(PLAN))
+
+
+def test_a_row_that_computes_more_tokens_than_it_has_is_refused() -> None:
+    lens = PLAN.query_lens.copy()
+    lens[2] = PLAN.kv_lens[2] + 1
+    buffer = PlanBuffer(memoryview(bytearray(packed_bytes(PLAN))), BOUNDS)
+    buffer.pack(PLAN)
+    with pytest.raises(PlanBoundsError):
+        buffer.pack(msgspec.structs.replace(PLAN, query_lens=lens))
+
+
+def test_plans_that_are_read_share_no_arrays() -> None:
+    """What a runner has written it would take for what it has to write."""
+    space = memoryview(packed(plan_of([Row(), Row()])))
+    buffer = PlanBuffer(space)
+    first, second = buffer.view(), buffer.view()
+    for name, each in COLUMNS.items():
+        if each.declared.sent == "always":
+            assert getattr(first, name) is not getattr(second, name)
+
+
+FIELDS = {"a": np.int64, "b": np.float32, "c": np.int32}
+
+
+@given(st.lists(st.tuples(st.sampled_from([3, 8]), st.data()), max_size=12))
+def test_a_page_holds_what_was_written_last(steps: list[tuple[int, st.DataObject]]) -> None:
+    """Against arrays that are written whole each time."""
+    layouts = {num: Layout([Field(name, FIELDS[name], num) for name in FIELDS]) for num in (3, 8)}
+    memory = np.zeros(layouts[8].size, np.uint8)
+    page = Page(memory)
+    shared = {name: np.arange(1, 3, dtype=dtype) for name, dtype in FIELDS.items()}
+    for num, data in steps:
+        page.lay_out(layouts[num])
+        expected = {}
+        for at, (name, dtype) in enumerate(FIELDS.items()):
+            how = data.draw(st.sampled_from(["shared", "other", "by hand", "not"]))
+            want = np.full(num, at, dtype)
+            if how == "by hand":
+                want[:] = data.draw(st.integers(0, 9))
+                page[name][...] = want
+            elif how == "other":
+                want[: num - 1] = data.draw(st.integers(0, 9))
+                page.write(name, want[:-1].copy(), pad=at)
+            elif how == "shared":
+                want[:2] = shared[name]
+                page.write(name, shared[name], pad=at)
+            else:
+                continue
+            expected[name] = want
+        got = layouts[num].in_host(memory)
+        for name, want in expected.items():
+            assert got[name].tolist() == want.tolist()
+
+
+def test_what_is_made_of_a_column_is_made_once() -> None:
+    layout, made = Layout([Field("a", np.int64, 3)]), []
+    page = Page(np.zeros(layout.size, np.uint8))
+    page.lay_out(layout)
+
+    def double(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        made.append(column)
+        return 2 * column
+
+    for column in (one := np.arange(2), one, np.arange(2)):
+        page.write("a", column, pad=7, make=double)
+        assert page.columns()["a"].tolist() == [0, 2, 7]
+    assert len(made) == 2
+
+
 def longs(*values: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.array(values, np.int64)
 
@@ -316,14 +430,13 @@ def test_draws_from_no_slices_are_refused(slices: int) -> None:
 
 @pytest.mark.parametrize("width", [-1, 1 << 40])
 def test_a_width_without_rows_is_refused(width: int) -> None:
-    space = bytearray(8 * HEADER_WORDS)
     plan = view(memoryview(packed(plan_of([Row()]))))
     empty = {
         name: column[:0]
         for name in StepPlan.__struct_fields__
         if isinstance(column := getattr(plan, name), np.ndarray)
     }
-    pack(msgspec.structs.replace(plan, num_decodes=0, **empty), memoryview(space))
+    space = packed(msgspec.structs.replace(plan, num_decodes=0, **empty))
     assert view(memoryview(space)).num_requests == 0
     np.frombuffer(space, np.int64)[8] = width
     with pytest.raises(PlanBytesError):
