@@ -51,9 +51,13 @@ class BlockTables:
         if self._staging is None:
             self.array[plan.table_slots, plan.table_numbers] = plan.table_blocks
             return
-        places = plan.table_slots * self.tensor.shape[1] + plan.table_numbers
-        sent, blocks = self._staging.send_columns((places, plan.table_blocks))
+        sent, blocks = self._staging.send_columns((places_of(plan, self.tensor), plan.table_blocks))
         self.tensor.view(-1).index_copy_(0, sent, blocks)
+
+
+def places_of(plan: StepPlan, tables: torch.Tensor) -> Int64s:
+    """The places of a plan's entries in flat `tables` [slots, width], [E]."""
+    return plan.table_slots * tables.shape[1] + plan.table_numbers
 
 
 def padded_rows(tables: Int32s, slots: Int64s, num_blocks: Int32s) -> Int32s:

@@ -41,6 +41,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from slipstream_core.attention.block_tables import places_of
 from slipstream_core.attention.fixed_shape import DecodeColumns, FixedShapeBackend
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.forward.trace import Forward
@@ -216,8 +217,17 @@ class DecodeGraphs:
             return self._mixed is not None and self._mixed.takes(plan)
         return num > 0 and plan.prompt is None and bool(plan.samples.all())
 
+    def takes_entries(self, plan: StepPlan) -> bool:
+        """True if `forward` writes the plan's entries of block tables, as of any usual decode step:
+        they travel with its columns.
+        """
+        return len(plan.table_slots) <= plan.num_decodes == plan.num_requests
+
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Logits of a plan that `takes` accepts, [S, vocab], until the next call."""
+        """Logits of a plan that `takes` accepts, [S, vocab], until the next call.
+
+        The caller has appended its entries of block tables, unless `takes_entries`.
+        """
         num = plan.num_requests
         if plan.num_decodes < num:
             assert self._mixed is not None
@@ -235,7 +245,15 @@ class DecodeGraphs:
             page.write(name, getattr(plan, name), pad=COLUMNS[name].declared.fill)
         page.write("kv_lens", plan.kv_lens, pad=0)  # a row of padding has no keys
         self._fill_sampling(plan, page, plan.slots)
+        begun = len(plan.table_slots) if self.takes_entries(plan) else 0
+        if begun:
+            page["table_places"][:begun] = places_of(plan, self._tables)
+            page["table_blocks"][:begun] = plan.table_blocks
         self._staging.send(layout)
+        if begun:
+            columns = in_device(layout, self._staging.device_buffer)
+            places, blocks = columns["table_places"], columns["table_blocks"]
+            self._tables.view(-1).index_copy_(0, places[:begun], blocks[:begun])
         self._forwards[size]()
         return self._logits[:num]
 
@@ -512,6 +530,8 @@ def _columns_layout(size: int) -> Layout:
                 Field(name, COLUMNS[name].dtype, size)
                 for name in (*BY_TOKEN, "slots", "kv_lens", *TRUNCATING)
             ),
+            Field("table_places", np.int64, size),
+            Field("table_blocks", np.int32, size),
             Field("edit_rows", np.int32, size),
             Field("mask_rows", np.int32, size),
             Field("divisors", np.float32, size),

@@ -407,8 +407,9 @@ class TorchRunner:
         Runs on the device's thread. Returns a StepResult; with `copies`, the work is enqueued and a
         PendingStep is returned.
         """
-        self._tables.append(plan)
         graphs = self._graphs if self._graphs is not None and self._graphs.takes(plan) else None
+        if graphs is None or not graphs.takes_entries(plan):
+            self._tables.append(plan)
         if self._device.type == "cpu":
             is_list = self._is_recorded and plan.num_decodes == len(plan.kv_lens)
             self._threads.begin_forward(is_list=is_list)

@@ -227,7 +227,6 @@ class PlanBuffer:
         self._buffer = buffer
         self._memory = memory[_HEADER_BYTES:]
         self._header: npt.NDArray[np.int64] = memory[: len(memory) // 8 * 8].view(np.int64)[:_WORDS]
-        self._bounds = bounds
         self._limits = None if bounds is None else bounds.limits()
         self._page = Page(self._memory, self._limits)
         self._fixed: Layout | None = None

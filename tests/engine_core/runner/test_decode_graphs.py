@@ -43,7 +43,8 @@ from slipstream_core.runner.kv_cache_size import largest_plan
 from slipstream_core.runner.mixed_forwards import MixedForwards
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.sampling import top_k_top_p
-from slipstream_core.step.plan import StepPlan
+from slipstream_core.step.plan import COLUMNS, StepPlan
+from slipstream_core.step.staging import CopyEvent
 
 MakeRunner = Callable[..., TorchRunner]
 
@@ -221,6 +222,69 @@ def test_arrivals_with_samples_and_log_probabilities(
     assert outputs[0] == outputs[1]
     assert logprobs[0] == logprobs[1]
     assert any(plan.samples.any() and not plan.all_greedy for plan in mixed)
+
+
+def test_arrays_that_plans_share_are_written_once_and_read_as_ever(
+    make: MakeRunner, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each plan has every array of an earlier one that equals its own, as decode steps have."""
+
+    def requests() -> list[Request]:
+        return [
+            Request(
+                prompt,
+                NUM_TOKENS - 2 * at,
+                temperature=0.9 * (at % 3),
+                top_k=5 * (at % 2),
+                top_p=0.8 if at == 3 else 1.0,
+                seed=at // 2,
+            )
+            for at, prompt in enumerate(PROMPTS)
+        ]
+
+    def outputs(runner: TorchRunner) -> list[list[int]]:
+        some = requests()
+        Driver(runner, budget=32, depth=1).run(some, arrivals_per_step=2)
+        return [it.output for it in some]
+
+    expected = outputs(make())
+    launch, seen = TorchRunner.launch, dict[str, list[np.ndarray[Any, Any]]]()
+
+    def launch_shared(self: TorchRunner, plan: StepPlan) -> None:
+        arrays = {}
+        for name in COLUMNS:
+            own = getattr(plan, name)
+            equal = (it for it in seen.get(name, []) if np.array_equal(it, own))
+            arrays[name] = next(equal, own)
+            seen.setdefault(name, []).append(arrays[name])
+        launch(self, replace(plan, **arrays))
+
+    monkeypatch.setattr(TorchRunner, "launch", launch_shared)
+    assert outputs(make((2, 4, 16), OpRecorder(), (16, 32))) == expected
+
+
+def test_a_decode_step_is_one_upload(make: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads: list[int] = []
+    taken: list[tuple[StepPlan, int]] = []
+    upload, step = HostCopies.upload, TorchRunner._step
+
+    def counted(self: HostCopies, source: torch.Tensor, target: torch.Tensor) -> CopyEvent:
+        uploads.append(len(source))
+        return upload(self, source, target)
+
+    def noted(self: TorchRunner, plan: StepPlan) -> Any:
+        before = len(uploads)
+        outcome = step(self, plan)
+        taken.append((plan, len(uploads) - before))
+        return outcome
+
+    monkeypatch.setattr(HostCopies, "upload", counted)
+    monkeypatch.setattr(TorchRunner, "_step", noted)
+    requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    Driver(make((4, 16), OpRecorder()), budget=1000).run(requests)
+    decodes = [each for each in taken if each[0].num_decodes == each[0].num_requests]
+    assert {num for _, num in decodes} == {1}
+    assert any(len(plan.table_slots) for plan, _ in decodes)
 
 
 def test_steps_beyond_what_is_recorded_run_eagerly(
