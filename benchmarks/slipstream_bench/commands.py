@@ -60,6 +60,10 @@ BENCHMARKS = {
         "throughput while replicas are killed one after another",
         "slipstream_lab.fleet.failover",
     ),
+    "hybrid": (
+        "a model with recurrent states beside a dense one and transformers",
+        "slipstream_lab.models.hybrid",
+    ),
     "gc": ("cost of a step's ids to the garbage collector", "slipstream_lab.gc_pauses"),
 }
 # names that are no longer benchmarks, answered in 0.1; what to say of each

@@ -585,8 +585,8 @@ _PARTS_OF_MROPE = {
     | {"mrope_interleaved": True, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
 }
 
-# Models of which some layers carry recurrent states. Their mixers run as transformers has them, so
-# they are slower to check, and no step of theirs is recorded.
+# Models of which some layers carry recurrent states. Many run as transformers has them, so they are
+# slower to check.
 HYBRIDS: tuple[Architecture, ...] = (
     _served("Qwen3-Next", "Qwen3NextConfig", **_GATED_DELTA, **_SHARED_MOE),
     _served("Qwen3.5", "Qwen3_5TextConfig", **_GATED_DELTA),

@@ -148,7 +148,7 @@ def join(graph: GraphModule, kernels: Kernels) -> None:
             _aten.mm.default: as_linear,
             _aten.addmm.default: as_linear,
             _aten.rsqrt.default: partial(_as_norm, kernels=kernels),
-            _aten.silu.default: partial(with_product, gate_mul=kernels.silu_mul),
+            _aten.silu.default: partial(with_product, gate_mul=kernels.silu_mul, dims=(3, 4)),
             attend_by_its_context: partial(_tokens_first, kernels=kernels),
         },
     )
@@ -292,7 +292,7 @@ def with_product(
 ) -> None:
     """Replace activation(gate) * up by `gate_mul`.
 
-    dims: of gate and up, which are [1, T, dim] or [T, dim].
+    dims: of gate and up, which are [1, T, dim], [1, T, heads, dim] or [T, dim].
     """
     product = only_user(activated)
     if not is_call(product, _aten.mul.Tensor):
@@ -333,7 +333,11 @@ def _input_tokens_first(nodes: Graph, call: AnyNode, index: int, kernels: Kernel
 
 
 def rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
-    """x, cos, sin if node is x * cos + cat(-x's second half, x's first half) * sin."""
+    """x, cos, sin if node is x * cos + cat(-x's second half, x's first half) * sin, or that of the
+    first dimensions of x with the others behind it.
+    """
+    if is_call(node, _aten.cat.default) and node.args[1:] in ((-1,), (3,)):
+        return _partial_rotation(node)
     if not is_call(node, _aten.add.Tensor) or len(node.args) != 2 or node.kwargs:
         return None
     straight, crossed = node.args
@@ -358,6 +362,24 @@ def rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
         and dim == 2 * half
     )
     return (x, cos.args[0], sin.args[0]) if matches else None
+
+
+def _partial_rotation(node: AnyNode) -> tuple[AnyNode, AnyNode, AnyNode] | None:
+    if len(node.args[0]) != 2:
+        return None
+    turned, rest = node.args[0]
+    found = None if is_call(turned, _aten.cat.default) else rotation(turned)
+    if found is None or not is_call(rest, _aten.slice.Tensor):
+        return None
+    x, width, dim = rest.args[0], shape_of(turned)[-1], shape_of(node)[-1]
+    first = found[0]
+    matches = (
+        is_call(first, _aten.slice.Tensor)
+        and first.args == (x, 3, 0, width)
+        and rest.args in ((x, 3, width, SLICES_TO_END), (x, 3, width, dim))
+        and shape_of(x)[-1] == dim
+    )
+    return (x, *found[1:]) if matches else None
 
 
 def _join_weights(graph: GraphModule) -> None:

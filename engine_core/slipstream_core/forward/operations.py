@@ -18,8 +18,24 @@ import torch
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.kernels.cpu.kernels import Kernels, dense
 from slipstream_core.sharding.exchange import SharedExchange, check_exchange
+from slipstream_core.states.flat_step import MixingArguments
 
-NORM, PRODUCT, ROTATE, ATTEND, ADD, SILU_MUL, SUM = range(7)
+(
+    NORM,
+    PRODUCT,
+    ROTATE,
+    ATTEND,
+    ADD,
+    SILU_MUL,
+    SUM,
+    MUL,
+    SIGMOID,
+    SOFTPLUS,
+    COPY,
+    CONVOLVE,
+    RECUR,
+) = range(13)
+ACTIVATES, IS_DELTA, DECAYS_BY_KEY = 1, 2, 4  # flags
 
 _Pointer, _Int, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _LINE = 16  # floats
@@ -45,6 +61,8 @@ class Operation:
     a: Part
     b: Part = NOTHING
     c: Part = NOTHING
+    d: Part = NOTHING
+    e: Part = NOTHING
     weight: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     n: int = 0
@@ -55,18 +73,21 @@ class Operation:
     value_dim: int = 0
     layer: int = 0
     window: int = 0
+    step: int = 0
+    flags: int = 0
     number: float = 0.0
     softcap: float = 0.0
 
     @property
     def read(self) -> set[int]:
         """The buffers that it reads."""
-        return {part.buffer for part in (self.a, self.b, self.c)} - {NOTHING.buffer}
+        parts = (self.a, self.b, self.c, self.d, self.e)
+        return {part.buffer for part in parts} - {NOTHING.buffer}
 
     @property
     def by_row(self) -> bool:
         """True if each row is computed from the same row of its inputs only."""
-        return self.kind not in (PRODUCT, ATTEND, SUM)
+        return self.kind not in (PRODUCT, ATTEND, SUM, CONVOLVE, RECUR)
 
 
 class _Operand(ctypes.Structure):
@@ -81,6 +102,8 @@ class _CStructOperation(ctypes.Structure):
         ("b", _Operand),
         ("c", _Operand),
         ("out", _Operand),
+        ("d", _Operand),
+        ("e", _Operand),
         ("weight", _Pointer),
         ("bias", _Pointer),
         ("n", _Int),
@@ -91,6 +114,8 @@ class _CStructOperation(ctypes.Structure):
         ("value_dim", _Int),
         ("layer", _Int),
         ("window", _Int),
+        ("step", _Int),
+        ("flags", _Int),
         ("number", _Float),
         ("softcap", _Float),
     )
@@ -108,6 +133,9 @@ class _OperationRun(ctypes.Structure):
         ("sum", _Pointer),
         ("exchange", _Pointer),
         ("failed", _Pointer),
+        ("mixing", _Pointer),
+        ("states", _Pointer),
+        ("state_sizes", _Pointer),
     )
 
 
@@ -145,9 +173,15 @@ class OperationList:
         self._at = ctypes.addressof(self._run)
 
     def __call__(
-        self, inputs: Sequence[torch.Tensor], layers: Sequence[LayerCache], decode: int
+        self,
+        inputs: Sequence[torch.Tensor],
+        layers: Sequence[LayerCache],
+        decode: int,
+        mixing: MixingArguments | None = None,
     ) -> torch.Tensor:
         """Map inputs [1, rows, width] to [1, rows, width]; `decode` is a Decode's address.
+
+        mixing: of the step's rows, where operations continue states.
 
         Raises ExchangeTimeoutError.
         """
@@ -163,6 +197,8 @@ class OperationList:
         caches = (_Pointer * len(pointers))(*pointers)
         self._run.caches = ctypes.addressof(caches)
         self._run.rows, self._run.decode = rows, decode
+        if mixing is not None:
+            self._run.mixing, self._run.states, self._run.state_sizes = mixing
         check_exchange(self.kernels.run(self._at))
         return output
 

@@ -17,6 +17,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,14 +28,24 @@ from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.attention.torch_backend import Scratch
 from slipstream_core.forward.fuse import attend_by_its_context, projection_of
+from slipstream_core.forward.mixer_patterns import convolve_by_context, recur_by_context
 from slipstream_core.forward.operations import (
+    ACTIVATES,
     ADD,
     ATTEND,
+    CONVOLVE,
+    COPY,
+    DECAYS_BY_KEY,
+    IS_DELTA,
+    MUL,
     NORM,
     NOTHING,
     PRODUCT,
+    RECUR,
     ROTATE,
+    SIGMOID,
     SILU_MUL,
+    SOFTPLUS,
     SUM,
     Operation,
     OperationList,
@@ -43,18 +54,25 @@ from slipstream_core.forward.operations import (
 from slipstream_core.forward.projection import Packed, project
 from slipstream_core.kernels.cpu.kernels import Kernels
 from slipstream_core.sharding.collectives import shared_exchange
+from slipstream_core.states.flat_step import FlatContext, attention_of
 
 logger = logging.getLogger(__name__)
+
+_aten = torch.ops.aten
 
 AnyNode = Any  # torch.fx.Node, whose annotations would need a cast at every argument
 
 
 class _Value(NamedTuple):
-    """A node's value, [1, T, *shape], or [T, *shape] if `flat`; each row is contiguous."""
+    """A node's value, [1, T, *shape], or [T, *shape] if `flat`; each row is contiguous.
+
+    step: otherwise, of (heads, dim): numbers from one head to the next.
+    """
 
     part: Part
     shape: tuple[int, ...]
     flat: bool = False
+    step: int = 0
 
 
 class _Unknown(Exception):  # noqa: N818  (an answer)
@@ -80,6 +98,14 @@ class _Lowering:
             torch.Tensor.view: self._view,
             torch.select: self._select,
             torch.unsqueeze: self._unsqueeze,
+            torch.mul: self._mul,
+            convolve_by_context: self._convolve,
+            recur_by_context: self._recur,
+            _aten.clone.default: self._copy,
+            _aten.sigmoid.default: partial(self._of_each, SIGMOID),
+            _aten.softplus.default: partial(self._of_each, SOFTPLUS),
+            _aten.split.Tensor: self._split_evenly,
+            _aten._unsafe_view.default: self._view,
         }
         self.values: dict[AnyNode, Any] = {}
         self.inputs: dict[AnyNode, int] = {}  # buffer indices
@@ -89,7 +115,7 @@ class _Lowering:
     def lower_node(self, node: AnyNode) -> None:
         """Lower one node. Raises _Unknown."""
         lower = self._lowerings.get(node.target) if node.op == "call_function" else None
-        if lower is None or node.kwargs:
+        if lower is None or (node.kwargs and node.target is not _aten.clone.default):
             raise _Unknown
         before = len(self.widths), dict(self.inputs)
         try:
@@ -102,9 +128,9 @@ class _Lowering:
         self.widths.append(width)
         return Part(len(self.widths) - 1)
 
-    def _of(self, node: AnyNode, *, flat: bool = False) -> _Value:
+    def _of(self, node: AnyNode, *, flat: bool = False, stepped: bool = False) -> _Value:
         value = self.values.get(node)
-        if isinstance(value, _Value) and value.flat == flat:
+        if isinstance(value, _Value) and value.flat == flat and (stepped or not value.step):
             return value
         raise _Unknown
 
@@ -134,7 +160,8 @@ class _Lowering:
         return tensor.contiguous()
 
     def _norm(self, _: AnyNode, x: AnyNode, weight: AnyNode, epsilon: float) -> _Value:
-        source = self._or_input(x)
+        is_ours = x in self.values
+        source = self._of(x, stepped=True) if is_ours else self._or_input(x)
         *heads, n = source.shape
         out = self._new(math.prod(source.shape))
         self.operations.append(
@@ -145,6 +172,7 @@ class _Lowering:
                 weight=self._tensor(weight),
                 n=n,
                 heads=math.prod(heads),
+                step=source.step or n,
                 number=epsilon,
             )
         )
@@ -165,21 +193,135 @@ class _Lowering:
         source = self._of(x, flat=True)
         cosine, sine = self._or_input(cosines), self._or_input(sines)
         heads, n = source.shape
-        if cosine.shape != (n,) or sine.shape != (n,):
+        if cosine.shape != sine.shape or len(cosine.shape) != 1 or cosine.shape[0] > n:
             raise _Unknown
+        (k,) = cosine.shape
         out = self._new(heads * n)
         self.operations.append(
-            Operation(ROTATE, out, source.part, cosine.part, sine.part, n=n, heads=heads)
+            Operation(ROTATE, out, source.part, cosine.part, sine.part, n=n, k=k, heads=heads)
         )
         return _Value(out, source.shape, flat=True)
 
     def _silu_mul(self, _: AnyNode, gate: AnyNode, up: AnyNode) -> _Value:
         one, other = self._of(gate), self._of(up)
-        if len(one.shape) != 1 or one.shape != other.shape:
+        if one.shape != other.shape:
             raise _Unknown
-        out = self._new(one.shape[0])
-        self.operations.append(Operation(SILU_MUL, out, one.part, other.part, n=one.shape[0]))
+        n = math.prod(one.shape)
+        out = self._new(n)
+        self.operations.append(Operation(SILU_MUL, out, one.part, other.part, n=n))
         return _Value(out, one.shape)
+
+    def _mul(self, _: AnyNode, x: AnyNode, y: AnyNode) -> _Value:
+        if not (isinstance(x, Node) and isinstance(y, Node)):
+            raise _Unknown
+        if x.op == "get_attr":
+            x, y = y, x
+        one = self._of(x)
+        n = math.prod(one.shape)
+        if y.op == "get_attr":
+            factor = self._tensor(y)
+            if one.shape != factor.shape:
+                raise _Unknown
+            operation = Operation(MUL, self._new(n), one.part, weight=factor, n=n)
+        else:
+            other = self._of(y)
+            if one.shape != other.shape:
+                raise _Unknown
+            operation = Operation(MUL, self._new(n), one.part, other.part, n=n)
+        self.operations.append(operation)
+        return _Value(operation.out, one.shape)
+
+    def _of_each(self, kind: int, _: AnyNode, x: AnyNode) -> _Value:
+        source = self._of(x)
+        n = math.prod(source.shape)
+        out = self._new(n)
+        self.operations.append(Operation(kind, out, source.part, n=n))
+        return _Value(out, source.shape)
+
+    def _copy(self, _: AnyNode, x: AnyNode) -> _Value:
+        source = self._of(x, stepped=True)
+        if not source.step:
+            return source
+        heads, n = source.shape
+        out = self._new(heads * n)
+        self.operations.append(
+            Operation(COPY, out, source.part, n=n, heads=heads, step=source.step)
+        )
+        return _Value(out, source.shape)
+
+    def _convolve(
+        self,
+        _: AnyNode,
+        context: AnyNode,
+        x: AnyNode,
+        weight: AnyNode,
+        bias: AnyNode | None,
+        state: int,
+        activates: bool,
+    ) -> _Value:
+        source, taps = self._of(x), self._tensor(weight)
+        (n,) = source.shape
+        if context.op != "placeholder" or taps.shape[1] != n:
+            raise _Unknown
+        out = self._new(n)
+        self.operations.append(
+            Operation(
+                CONVOLVE,
+                out,
+                source.part,
+                weight=taps,
+                bias=None if bias is None else self._tensor(bias),
+                n=n,
+                k=len(taps),
+                layer=state,
+                flags=ACTIVATES * activates,
+            )
+        )
+        return _Value(out, (n,))
+
+    def _recur(
+        self,
+        _: AnyNode,
+        context: AnyNode,
+        query: AnyNode,
+        key: AnyNode,
+        value: AnyNode,
+        decay: AnyNode,
+        strength: AnyNode | None,
+        skip: AnyNode | None,
+        state: int,
+        scale: float,
+        epsilon: float,
+        is_delta: bool,
+    ) -> _Value:
+        a, b, c, d = (self._of(each, flat=True) for each in (query, key, value, decay))
+        (key_heads, key_dim), (heads, value_dim) = b.shape, c.shape
+        if context.op != "placeholder" or a.shape != b.shape:
+            raise _Unknown
+        if d.shape not in ((heads,), (heads, key_dim)):
+            raise _Unknown
+        out = self._new(heads * value_dim)
+        self.operations.append(
+            Operation(
+                RECUR,
+                out,
+                a.part,
+                b.part,
+                c.part,
+                d.part,
+                NOTHING if strength is None else self._of(strength, flat=True).part,
+                weight=None if skip is None else self._tensor(skip),
+                heads=heads,
+                kv_heads=key_heads,
+                key_dim=key_dim,
+                value_dim=value_dim,
+                layer=state,
+                flags=IS_DELTA * is_delta + DECAYS_BY_KEY * (len(d.shape) == 2),
+                number=scale,
+                softcap=epsilon,
+            )
+        )
+        return _Value(out, (heads, value_dim), flat=True)
 
     def _attend(
         self,
@@ -285,7 +427,7 @@ class _Lowering:
         return value
 
     def _view(self, _: AnyNode, x: AnyNode, sizes: list[Any]) -> _Value:
-        source = self._of(x)
+        source = self._of(x, stepped=True)
         one, tokens, *shape = sizes
         is_tokens = getattr(tokens, "target", None) is torch.ops.aten.sym_size.int
         if one != 1 or not is_tokens or not all(isinstance(n, int) for n in shape):
@@ -293,9 +435,21 @@ class _Lowering:
         whole = math.prod(source.shape)
         known = math.prod(n for n in shape if n != -1)
         shape = [whole // known if n == -1 else n for n in shape]
-        if math.prod(shape) != whole:
+        if math.prod(shape) != whole or (source.step and tuple(shape) != source.shape):
             raise _Unknown
         return source._replace(shape=tuple(shape))
+
+    def _split_evenly(self, _: AnyNode, x: AnyNode, size: int, dim: int) -> list[_Value]:
+        """Parts of the last dimension, of each head's if there are several."""
+        source = self._of(x)
+        *heads, width = source.shape
+        if dim not in (-1, len(source.shape) + 1) or width % size or len(heads) > 1:
+            raise _Unknown
+        buffer, at = source.part
+        return [
+            _Value(Part(buffer, at + start), (*heads, size), step=width if heads else 0)
+            for start in range(0, width, size)
+        ]
 
     def _select(self, _: AnyNode, x: AnyNode, dim: int, index: int) -> _Value:
         if dim != 0 or index != 0:
@@ -336,7 +490,8 @@ def decode_graph(graph: GraphModule, kernels: Kernels) -> DecodeGraph | None:
         except _Unknown:
             if any(each in lowering.values for each in node.all_input_nodes):
                 behind.add(node)
-    if any(node.target is attend_by_its_context for node in behind):
+    by_context = attend_by_its_context, convolve_by_context, recur_by_context
+    if any(node.target in by_context for node in behind):
         between = next(node for node in graph.graph.nodes if node in behind)
         logger.debug("decode steps run as recorded: %s is between layers", between.target)
         return None
@@ -379,11 +534,11 @@ def _program(lowering: _Lowering, kernels: Kernels, output: int) -> OperationLis
         else:
             indices[own] = len(widths)
             widths.append(width)
-        a, b, c, out = (
+        a, b, c, d, e, out = (
             part if part == NOTHING else Part(indices[part.buffer], part.at)
-            for part in (each.a, each.b, each.c, each.out)
+            for part in (each.a, each.b, each.c, each.d, each.e, each.out)
         )
-        placed.append(replace(each, a=a, b=b, c=c, out=out))
+        placed.append(replace(each, a=a, b=b, c=c, d=d, e=e, out=out))
         for buffer in {*each.read, own}:
             is_ours = indices[buffer] >= num_inputs
             if is_ours and last_use.get(buffer, index) == index:
@@ -394,8 +549,11 @@ def _program(lowering: _Lowering, kernels: Kernels, output: int) -> OperationLis
 def _with_call(
     graph: GraphModule, program: OperationList, inputs: list[AnyNode], result: AnyNode
 ) -> GraphModule:
-    def call(context: CpuContext, *tensors: torch.Tensor) -> torch.Tensor:
-        return program(tensors, context.layers, context.address)
+    def call(context: CpuContext | FlatContext, *tensors: torch.Tensor) -> torch.Tensor:
+        attention = attention_of(context)
+        assert isinstance(attention, CpuContext)
+        mixing = context.step.arguments if isinstance(context, FlatContext) else None
+        return program(tensors, attention.layers, attention.address, mixing)
 
     new = Graph()
     copies: dict[AnyNode, AnyNode] = {}

@@ -21,13 +21,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.interface import AttentionContext, AttentionParams
 from slipstream_core.forward.fuse import attend_by_context, by_number_of_tokens, join
+from slipstream_core.forward.mixer_patterns import fold, mix_by_context, tokens_second
 from slipstream_core.forward.pack import pack
 from slipstream_core.forward.program import DecodeGraph, decode_graph, trial_context
 from slipstream_core.forward.projection import Projection
@@ -35,8 +37,16 @@ from slipstream_core.forward.recorder import record
 from slipstream_core.kernels.cpu.kernels import Kernels
 from slipstream_core.sharding.collectives import ExchangeFailed
 from slipstream_core.sharding.exchange import ExchangeTimeoutError
+from slipstream_core.states.flat_mixers import mixer_markers, mixers_by_kernels
+from slipstream_core.states.flat_step import FlatContext, FlatStep, attention_of
+from slipstream_core.states.mixers import MixingContext
+from slipstream_core.states.state_cache import MixerStates
+from slipstream_core.states.state_pool import StatePool, StateStep
+from slipstream_core.step.plan import Int32s, Int64s
 
 logger = logging.getLogger(__name__)
+
+_Contexts = tuple[AttentionContext, AttentionContext]  # of two forwards that are compared
 
 # ids [1, T], positions [1, T], indices of the tokens whose logits are wanted [S], context
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionContext], torch.Tensor]
@@ -115,35 +125,68 @@ def eager(module: Any) -> Forward:
 
 
 def trace(
-    module: Any, kernels: Kernels, vocab_size: int, agree: Callable[[bool], bool] = bool
+    module: Any,
+    kernels: Kernels,
+    vocab_size: int,
+    agree: Callable[[bool], bool] = bool,
+    states: Sequence[MixerStates] = (),
 ) -> Forward | None:
     """The module's forward, recorded and fused; None if the module has to run itself.
 
-    agree: whether all ranks say so.
+    agree: whether all ranks say so. states: of its mixers, if it has any; the forward then takes a
+    FlatContext.
     """
     started = time.monotonic()
     plain = eager(module)
     traced, failed = None, None
     try:
-        graph = record_forward(module)
+        graph = record_forward(module, states=states)
+        if states:
+            fold(graph)
+            tokens_second(graph, TOKENS)
         by_number_of_tokens(graph, tokens=TOKENS, kept=KEPT)
         attend_by_context(graph)
+        mix_by_context(graph)
         join(graph, kernels)
         traced = compile_graph(graph)
     except Exception as error:
         failed = error
     if agree(traced is not None) and traced is not None:
         with torch.inference_mode():
-            failed = _trials(plain, traced, vocab_size, agree)
+            failed = _trials(plain, traced, vocab_size, agree, _contexts(kernels, states))
     else:
         failed = failed or ValueError(_OF_ANOTHER)
     if failed is not None or traced is None:
         said = _first_line(failed)
         logger.info("the forward pass cannot be traced and runs as it is: %s", said)
         return None
-    traced = _with_packed(graph, traced, kernels, vocab_size, agree)
+    traced = _with_packed(graph, traced, kernels, vocab_size, agree, states)
     logger.debug("traced the forward pass in %.1f s", time.monotonic() - started)
     return traced
+
+
+def kernels_mix(
+    module: Any, kernels: Kernels, vocab_size: int, states: Sequence[MixerStates]
+) -> bool:
+    """True if the mixers of a module that is not recorded may run by our kernels, on a CPU.
+
+    Its forward then takes a MixingContext of `mixers_by_kernels`.
+    """
+    forward = eager(module)
+    failed: Exception | None = None
+    try:
+        contexts = [
+            (context, MixingContext(flat.attention, mixers_by_kernels(states, flat.step)))
+            for context, flat in _contexts(kernels, states)
+            if isinstance(flat, FlatContext)
+        ]
+        with torch.inference_mode():
+            failed = _trials(forward, forward, vocab_size, bool, contexts)
+    except Exception as error:
+        failed = error
+    if failed is not None:
+        logger.info("mixers run as transformers has them, slowly: %s", _first_line(failed))
+    return failed is None
 
 
 def _first_line(error: Exception | None) -> str:
@@ -156,6 +199,7 @@ def _with_packed(
     kernels: Kernels,
     vocab_size: int,
     agree: Callable[[bool], bool],
+    states: Sequence[MixerStates] = (),
 ) -> Forward:
     """The recording with packed matrices, and with decode steps as one call if possible.
 
@@ -172,7 +216,7 @@ def _with_packed(
             failed = error
         if agree(decode is not None) and decode is not None:
             try:
-                return _with_decodes(traced, decode, kernels, vocab_size, agree)
+                return _with_decodes(traced, decode, kernels, vocab_size, agree, states)
             except _OUT_OF_STEP:
                 raise
             except Exception as error:
@@ -185,9 +229,16 @@ def _with_packed(
     return traced
 
 
-def record_forward(module: torch.nn.Module, device: torch.device = _CPU) -> torch.fx.GraphModule:
-    """The operators of a forward of TOKENS tokens, of which KEPT have logits, for `device`."""
-    recorder = _AttentionMarker()
+def record_forward(
+    module: torch.nn.Module, device: torch.device = _CPU, states: Sequence[MixerStates] = ()
+) -> torch.fx.GraphModule:
+    """The operators of a forward of TOKENS tokens, of which KEPT have logits, for `device`.
+
+    states: of the module's mixers, if it has any.
+    """
+    recorder: AttentionContext = _AttentionMarker()
+    if states:
+        recorder = MixingContext(recorder, mixer_markers(states))
     return record(
         module,
         lambda call, ids, positions, keep: eager(call)(ids, positions, keep, recorder),
@@ -219,6 +270,7 @@ def _with_decodes(
     kernels: Kernels,
     vocab_size: int,
     agree: Callable[[bool], bool] = bool,
+    states: Sequence[MixerStates] = (),
 ) -> Forward:
     """A Forward that uses `decode` for steps of decode rows only, and `traced` for others.
 
@@ -227,7 +279,7 @@ def _with_decodes(
     failed: Exception | None = None
     try:
         of_decodes = compile_graph(decode.module)
-        contexts = [trial_context(decode, kernels, num_tokens) for num_tokens in TRIALS]
+        contexts = [_decode_contexts(decode, kernels, states, num_tokens) for num_tokens in TRIALS]
     except Exception as error:
         failed = error
     if not agree(failed is None):
@@ -239,10 +291,68 @@ def _with_decodes(
     def forward(
         ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, context: AttentionContext
     ) -> torch.Tensor:
-        is_short = isinstance(context, CpuContext) and context.decodes_only
+        attention = attention_of(context)
+        is_short = isinstance(attention, CpuContext) and attention.decodes_only
         return (of_decodes if is_short else traced)(ids, positions, keep, context)
 
     return forward
+
+
+class _Rows(NamedTuple):
+    """A trial's rows, as StateStep and FlatStep take them."""
+
+    slots: Int64s
+    query_lens: Int32s
+    starts: Int32s
+
+
+def _contexts(kernels: Kernels, states: Sequence[MixerStates]) -> list[_Contexts]:
+    """Contexts for each of TRIALS, for a module and for its recording. With states, a step's rows
+    continue those of the step before.
+    """
+    if not states:
+        return [(OwnValue(), OwnValue())] * len(TRIALS)
+    pools = [_pool(states, num_slots=4) for _ in range(2)]
+    steps: tuple[tuple[Sequence[int], Sequence[int], Sequence[int], int], ...] = (
+        ([0], [1], [0], 0),  # slots, query_lens, starts, num_decodes
+        ([0, 1], [1, 2], [1, 0], 1),
+        ([0, 2, 1, 3], [1, 1, 18, 20], [2, 0, 2, 0], 2),
+    )
+    contexts: list[_Contexts] = []
+    for (slots, lens, starts, num_decodes), num_tokens in zip(steps, TRIALS, strict=True):
+        assert sum(lens) == num_tokens
+        rows = _Rows(np.array(slots), np.array(lens, np.int32), np.array(starts, np.int32))
+        step = StateStep(pools[0], **rows._asdict(), num_decodes=num_decodes)
+        contexts.append(
+            (
+                MixingContext(OwnValue(), step),
+                FlatContext(OwnValue(), FlatStep(kernels, pools[1], **rows._asdict())),
+            )
+        )
+    return contexts
+
+
+def _decode_contexts(
+    decode: DecodeGraph, kernels: Kernels, states: Sequence[MixerStates], num_rows: int
+) -> _Contexts:
+    """Contexts of rows that decode, for a recording and for its list, with equal states."""
+    attention = trial_context(decode, kernels, num_rows)
+    if not states:
+        return attention, attention
+    ones = np.ones(num_rows, np.int32)
+    rows = _Rows(np.arange(num_rows), query_lens=ones, starts=ones)._asdict()
+    pools = [_pool(states, num_rows, fill=True) for _ in range(2)]
+    one, other = (FlatContext(attention, FlatStep(kernels, pool, **rows)) for pool in pools)
+    return one, other
+
+
+def _pool(states: Sequence[MixerStates], num_slots: int, *, fill: bool = False) -> StatePool:
+    """A pool for a trial, of zeros or of numbers that every such pool has."""
+    pool = StatePool(dict(enumerate(states)), num_slots, _CPU)
+    generator = torch.Generator().manual_seed(1)
+    for each in pool.states if fill else ():
+        each.normal_(generator=generator)
+    return pool
 
 
 def _trials(
@@ -250,7 +360,7 @@ def _trials(
     traced: Forward,
     vocab_size: int,
     agree: Callable[[bool], bool],
-    contexts: Sequence[AttentionContext] = (OwnValue(),) * len(TRIALS),
+    contexts: Sequence[_Contexts],
 ) -> Exception | None:
     """The reason not to use `traced`: it fails, or the two differ, here or on another rank; else
     None.
@@ -258,9 +368,9 @@ def _trials(
     Raises what leaves ranks at different sums (`_OUT_OF_STEP`).
     """
     failed: Exception | None = None
-    for num_tokens, context in zip(TRIALS, contexts, strict=True):
+    for num_tokens, both in zip(TRIALS, contexts, strict=True):
         try:  # all trials, as the other ranks do
-            _try(plain, traced, num_tokens, vocab_size, context)
+            _try(plain, traced, num_tokens, vocab_size, both)
         except _OUT_OF_STEP:
             raise
         except Exception as error:
@@ -273,13 +383,16 @@ def _try(
     traced: Forward,
     num_tokens: int,
     vocab_size: int,
-    context: AttentionContext,
+    contexts: _Contexts,
 ) -> None:
     """Raise ValueError if the two forwards differ."""
     ids = (torch.arange(num_tokens) * 7919 + 1)[None] % vocab_size
     positions = torch.arange(num_tokens)[None] + 2
     keep = torch.arange(0, num_tokens, 2)
-    expected, given = (forward(ids, positions, keep, context) for forward in (plain, traced))
+    expected, given = (
+        forward(ids, positions, keep, context)
+        for forward, context in zip((plain, traced), contexts, strict=True)
+    )
     if expected.shape != given.shape or expected.dtype != given.dtype:
         raise ValueError(f"logits of {num_tokens} tokens have another shape")
     if not (expected - given).abs().max() <= _TOLERANCE * expected.abs().max():

@@ -44,7 +44,7 @@ from slipstream_core.attention.forward_context import ForwardContext
 from slipstream_core.attention.interface import AttentionContext
 from slipstream_core.attention.torch_backend import Scratch, TorchAttention, scratch_bytes
 from slipstream_core.forward.forward_ops import ForwardOps
-from slipstream_core.forward.trace import Forward, eager, trace
+from slipstream_core.forward.trace import Forward, eager, kernels_mix, trace
 from slipstream_core.forward.trace_card import trace_for_card
 from slipstream_core.kernels.cpu.cpu_threads import Threads
 from slipstream_core.kernels.cpu.kernels import kernels
@@ -67,6 +67,8 @@ from slipstream_core.sharding.collectives import (
     ids_from_lead,
     share_of,
 )
+from slipstream_core.states.flat_mixers import mixers_by_kernels
+from slipstream_core.states.flat_step import FlatContext, FlatStep
 from slipstream_core.states.mixers import MixingContext
 from slipstream_core.states.state_pool import StatePool, StateStep
 from slipstream_core.step.plan import (
@@ -178,7 +180,9 @@ class TorchRunner:
         has_kernels = native and attention_backend == "auto" and self._triton is None
         self._kernels = kernels() if has_kernels and is_cpu_float32 else None
         self._is_recorded = False
+        self._mixes_by_kernels = False
         self._states: StatePool | None = None
+        self._mixer_states = model.states
         if model.states:
             self._states = StatePool(
                 dict(enumerate(model.states)),
@@ -186,9 +190,7 @@ class TorchRunner:
                 model.device,
                 num_snapshots=num_snapshots,
             )
-        # mixers run as they are, which a recording would not show
-        may_record = packs and not model.states
-        self._model = self._forward_of(model) if may_record else eager(model.module)
+        self._model = self._forward_of(model) if packs else eager(model.module)
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
         # torch's operators are told by the host which blocks to read
         on_host = model.device.type == "cuda" and self._triton is None
@@ -239,8 +241,14 @@ class TorchRunner:
             agree: Callable[[bool], bool] = bool
             if self._rank is not None:
                 agree = partial(all_ranks_say, device=self._device)
-            recorded = trace(model.module, self._kernels, model.vocab_size, agree)
+            recorded = trace(
+                model.module, self._kernels, model.vocab_size, agree, states=model.states
+            )
             self._is_recorded = recorded is not None
+            if recorded is None and model.states:
+                self._mixes_by_kernels = kernels_mix(
+                    model.module, self._kernels, model.vocab_size, model.states
+                )
         elif self._triton is not None:
             recorded = trace_for_card(model.module, ForwardOps(), model.vocab_size, self._device)
         return eager(model.module) if recorded is None else recorded
@@ -514,7 +522,7 @@ class TorchRunner:
         ids = torch.where(sources < 0, ids, self._last_token[sources.clamp(min=0)])
         context = self._context(plan, rows, tokens)
         if self._states is not None:
-            context = MixingContext(context, _state_step(self._states, plan, rows))
+            context = self._with_mixers(context, self._states, plan, rows)
         return self._model(ids[None], positions[None], keep, context)[0]
 
     def _sent(self, *columns: npt.NDArray[np.generic]) -> Sequence[torch.Tensor]:
@@ -558,6 +566,19 @@ class TorchRunner:
             self._to(begun) if len(begun) else None,
         )
 
+    def _with_mixers(
+        self, attention: AttentionContext, pool: StatePool, plan: StepPlan, rows: Selector
+    ) -> AttentionContext:
+        """The context of a model that has mixers, which find the plan's rows in it."""
+        of_rows = _rows_of_states(pool, plan, rows)
+        if self._kernels is None or not (self._is_recorded or self._mixes_by_kernels):
+            step = StateStep(pool, **of_rows, num_decodes=plan.num_decodes)
+            return MixingContext(attention, step)
+        flat = FlatStep(self._kernels, pool, **of_rows)
+        if self._is_recorded:
+            return FlatContext(attention, flat)
+        return MixingContext(attention, mixers_by_kernels(self._mixer_states, flat))
+
     def _masks_of(self, plan: StepPlan) -> Int32s:
         """Wait for the plan's masks, [G, ceil(vocab / 32)]."""
         while True:
@@ -572,8 +593,10 @@ class TorchRunner:
         return to_device(column, self._device)
 
 
-def _state_step(pool: StatePool, plan: StepPlan, rows: Selector) -> StateStep:
-    """The plan's rows for mixers, in the model's order; loads the snapshots that it names."""
+def _rows_of_states(pool: StatePool, plan: StepPlan, rows: Selector) -> dict[str, Any]:
+    """The plan's rows for mixers, in the model's order, as StateStep takes them; loads the
+    snapshots that it names.
+    """
     query_lens = plan.query_lens[rows]
     saves: dict[int, list[tuple[int, int]]] = {}
     if (snapshots := plan.snapshots) is not None:
@@ -583,14 +606,12 @@ def _state_step(pool: StatePool, plan: StepPlan, rows: Selector) -> StateStep:
         for row, length, snapshot in zip(*(each.tolist() for each in columns), strict=True):
             # a chunk has the same number in the model's order
             saves.setdefault(row, []).append((length, snapshot))
-    return StateStep(
-        pool,
-        slots=plan.slots[rows],
-        query_lens=query_lens,
-        starts=plan.kv_lens[rows] - query_lens,
-        num_decodes=plan.num_decodes,
-        saves=saves,
-    )
+    return {
+        "slots": plan.slots[rows],
+        "query_lens": query_lens,
+        "starts": plan.kv_lens[rows] - query_lens,
+        "saves": saves,
+    }
 
 
 def _of_all_columns(forward: Forward, width: int) -> Forward:

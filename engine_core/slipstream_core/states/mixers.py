@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -78,6 +79,33 @@ class Mixer:
             raise StateError(f"{self.kind} returns more than hidden states")
         self._num_more = len(outputs) - 1
         return first
+
+    def run_with(
+        self,
+        hidden: torch.Tensor,
+        cache: Any,
+        functions: Mapping[str, Callable[..., Any]],
+        needed: Sequence[Sequence[str]],
+    ) -> torch.Tensor:
+        """The original forward, with functions of these names in place of those of its module.
+
+        needed: names of which it has to call one each. Raises StateError.
+        """
+        original = inspect.unwrap(type(self.module).forward)
+        called = _names(original.__code__)
+        if not all(called.intersection(names) for names in needed):
+            raise StateError(f"{self.kind} computes its states in an unknown way")
+        copied = FunctionType(
+            original.__code__,
+            {**original.__globals__, **functions},
+            original.__name__,
+            original.__defaults__,
+            original.__closure__,
+        )
+        copied.__kwdefaults__ = original.__kwdefaults__
+        outputs = copied(self.module, hidden, **{str(self._cache_name): cache})
+        mixed: torch.Tensor = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+        return mixed
 
     def forward(self, hidden_states: torch.Tensor, **others: Any) -> Any:
         """Replaces the original forward: the step's tokens [1, T, width], each row from its

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -25,6 +26,20 @@ import torch
 from slipstream_core.attention.kv_cache import zeros
 from slipstream_core.states.mixers import Mixer
 from slipstream_core.states.state_cache import MixerStates, RowStates, StateShape
+
+# by mixer, kind (conv or recurrent) and transformers' number
+StateNumbers = dict[tuple[int, str, int], int]
+
+
+def number_states(states: Sequence[MixerStates]) -> StateNumbers:
+    """The numbers of all states of a model's mixers among `StatePool.states`."""
+    keys = [
+        (number, kind, at)
+        for number, each in enumerate(states)
+        for kind, own in (("conv", each.conv), ("recurrent", each.recurrent))
+        for at in own
+    ]
+    return {key: number for number, key in enumerate(keys)}
 
 
 class StatePool:
@@ -50,6 +65,22 @@ class StatePool:
         # by mixer and state: [num_slots + num_snapshots, ...]
         self._conv = {number: allocate(each.conv) for number, each in states.items()}
         self._recurrent = {number: allocate(each.recurrent) for number, each in states.items()}
+        # in the order of `number_states`: [num_slots + num_snapshots, numbers of a state]
+        self.states = [
+            each.flatten(1)
+            for number in states
+            for pool in (self._conv, self._recurrent)
+            for each in pool[number].values()
+        ]
+        self._pointers = (ctypes.c_void_p * len(self.states))(
+            *(each.data_ptr() for each in self.states)
+        )
+        self._sizes = (ctypes.c_int64 * len(self.states))(*(each.shape[1] for each in self.states))
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """The addresses of arrays with each state's memory and its size in numbers."""
+        return ctypes.addressof(self._pointers), ctypes.addressof(self._sizes)
 
     def load(self, slots: torch.Tensor, snapshots: torch.Tensor) -> None:
         """Copy snapshots int64 [L] into slots int64 [L], all different."""

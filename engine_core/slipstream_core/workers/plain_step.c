@@ -348,8 +348,9 @@ int add_plain_step(PyObject *module)
     last_name = PyUnicode_InternFromString("last");
     if (width_name == NULL || latest_name == NULL || last_name == NULL)
         return -1;
-    if ((numbers_type = type_of("slipstream_ipc._native", "LinkNumbers")) == NULL ||
-        (counts_type = type_of("slipstream_ipc._native", "StreakCounts")) == NULL)
+    numbers_type = type_of("slipstream_ipc._native", "LinkNumbers");
+    counts_type = type_of("slipstream_ipc._native", "StreakCounts");
+    if (numbers_type == NULL || counts_type == NULL)
         return -1;
     return add_type(module, &spec) == NULL ? -1 : 0;
 }

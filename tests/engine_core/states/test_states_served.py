@@ -16,11 +16,14 @@ import torch
 from tests.helpers.new_requests import new_request
 from transformers import AutoModelForCausalLM
 
+from slipstream_core.kernels.cpu.kernels import kernels
 from slipstream_core.model.loader import LoadedModel, load_model
+from slipstream_core.runner import torch_runner
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.scheduler import state_marks
 from slipstream_core.scheduler.request_blocks import RequestBlocks
 from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.states.flat_step import FlatStep
 from slipstream_core.states.state_pool import StatePool, StateStep
 from slipstream_core.step.plan import StepFailed, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
@@ -111,18 +114,26 @@ def model(folder: Path) -> LoadedModel:
     return load_model(str(folder), device="cpu", dtype="float32")
 
 
-@pytest.fixture
-def runner(model: LoadedModel) -> Iterator[TorchRunner]:
-    runner = TorchRunner(
+@pytest.fixture(params=[False, True], ids=["as they are", "recorded"])
+def runner(model: LoadedModel, request: pytest.FixtureRequest) -> Iterator[TorchRunner]:
+    if request.param and kernels() is None:
+        pytest.skip("no C compiler")
+    runner = runner_of(model, packs=request.param)
+    assert runner._is_recorded == request.param
+    yield runner
+    runner.close()
+
+
+def runner_of(model: LoadedModel, *, packs: bool) -> TorchRunner:
+    return TorchRunner(
         model,
         num_blocks=120,
         block_size=BLOCK,
         max_num_seqs=ROWS_AT_ONCE,
         threads=1,
         num_snapshots=MOST_SNAPSHOTS,
+        packs=packs,
     )
-    yield runner
-    runner.close()
 
 
 class Loop:
@@ -230,7 +241,9 @@ def test_preempted_rows_begin_anew(expected: Expected, runner: TorchRunner) -> N
 def fail_steps(runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """The second, fifth and sixth step of several rows fail."""
     num_forwards = 0
-    forward, mix = runner._forward, StateStep.mix
+    forward = runner._forward
+    step, name = (FlatStep, "convolve") if runner._is_recorded else (StateStep, "mix")
+    compute = getattr(step, name)
 
     def fails(plan: StepPlan) -> Any:
         nonlocal num_forwards
@@ -241,18 +254,18 @@ def fail_steps(runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, place: str)
         if is_failing and place == "within it":
             calls = 0
 
-            def once(step: StateStep, mixer: Any, hidden: Any) -> Any:
+            def once(*given: Any) -> Any:
                 nonlocal calls
                 calls += 1
                 if calls == 2:
                     raise RuntimeError("fails")
-                return mix(step, mixer, hidden)
+                return compute(*given)
 
-            monkeypatch.setattr(StateStep, "mix", once)
+            monkeypatch.setattr(step, name, once)
         try:
             logits = forward(plan)
         finally:
-            monkeypatch.setattr(StateStep, "mix", mix)
+            monkeypatch.setattr(step, name, compute)
         if is_failing:
             raise RuntimeError("fails")
         return logits
@@ -287,22 +300,50 @@ def test_a_state_that_has_run_ahead_is_seen(expected: Expected, runner: TorchRun
     assert not all(right(loop.run(), expected))
 
 
-def stale(step: StateStep) -> None:
+Step = StateStep | FlatStep
+
+
+def change_steps(
+    monkeypatch: pytest.MonkeyPatch, given: Callable[[Any], Any], change: Callable[[Step], None]
+) -> None:
+    """Rows are `given` to each step in another way, or it is `change`d."""
+    for kind in (StateStep, FlatStep):
+
+        def changed(step: Any, *parts: Any, init: Any = kind.__init__, **rows: Any) -> None:
+            init(step, *parts, **given(rows))
+            change(step)
+
+        monkeypatch.setattr(kind, "__init__", changed)
+
+
+def stale(step: Step) -> None:
     """Rows that begin read what their slot holds."""
+    if isinstance(step, FlatStep):
+        step._columns.begins[:] = 0
+        return
     step._begun = None
     step._groups = [group._replace(begins=False) for group in step._groups]
 
 
-def misplaced(step: StateStep) -> None:
+def misplaced(step: Step) -> None:
     """A row that decodes gets the state of another."""
+    if isinstance(step, FlatStep):
+        segments, tokens, _, slots, _ = step._columns
+        decode = np.diff(tokens[segments]) == 1
+        slots[decode] = np.roll(slots[decode], 1)
+        return
     step._groups = [
         group._replace(slots=group.slots.roll(1)) if group.num_rows > 1 else group
         for group in step._groups
     ]
 
 
-def forgetful(step: StateStep) -> None:
+def forgetful(step: Step) -> None:
     """A chunk that continues a row begins anew."""
+    if isinstance(step, FlatStep):
+        segments, tokens, *_, begins = step._columns
+        begins[np.diff(tokens[segments]) > 1] = 1
+        return
     step._groups = [
         group._replace(begins=True) if group.length > 1 else group for group in step._groups
     ]
@@ -313,15 +354,9 @@ def test_a_wrong_state_is_seen(
     expected: Expected,
     runner: TorchRunner,
     monkeypatch: pytest.MonkeyPatch,
-    mutant: Callable[[StateStep], None],
+    mutant: Callable[[Step], None],
 ) -> None:
-    init = StateStep.__init__
-
-    def changed(step: StateStep, pool: StatePool, **rows: Any) -> None:
-        init(step, pool, **rows)
-        mutant(step)
-
-    monkeypatch.setattr(StateStep, "__init__", changed)
+    change_steps(monkeypatch, lambda rows: rows, mutant)
     assert not all(right(Loop(runner, expected).run(), expected))
 
 
@@ -342,6 +377,21 @@ def test_prompts_that_begin_alike_continue_behind_saved_states(
     assert all(right(loop.run(), expected_of_alike))
     assert loop.scheduler.prefix_cache_hits >= 80  # of 205
     assert loop.scheduler.num_preemptions == 0
+
+
+@pytest.mark.skipif(kernels() is None, reason="there is no C compiler")
+def test_mixers_of_a_model_that_is_not_recorded_run_by_kernels(
+    model: LoadedModel, expected_of_alike: Expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_runner, "trace", lambda *_, **__: None)
+    runner = runner_of(model, packs=True)
+    try:
+        assert runner._mixes_by_kernels
+        loop = Loop(runner, expected_of_alike, num_snapshots=MOST_SNAPSHOTS)
+        assert all(right(loop.run(), expected_of_alike))
+        assert loop.scheduler.prefix_cache_hits >= 80  # of 205
+    finally:
+        runner.close()
 
 
 def test_few_states_and_blocks_are_saved_and_given_up_again(
@@ -384,16 +434,15 @@ def not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def saved_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A state is saved a token before the end of its block."""
-    init = StateStep.__init__
 
-    def changed(step: StateStep, pool: StatePool, *, saves: Any, **rows: Any) -> None:
-        early = {
+    def early(rows: Any) -> Any:
+        saves = {
             row: [(max(1, length - 1), snapshot) for length, snapshot in each]
-            for row, each in saves.items()
+            for row, each in rows["saves"].items()
         }
-        init(step, pool, saves=early, **rows)
+        return {**rows, "saves": saves}
 
-    monkeypatch.setattr(StateStep, "__init__", changed)
+    change_steps(monkeypatch, early, lambda _: None)
 
 
 def of_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:

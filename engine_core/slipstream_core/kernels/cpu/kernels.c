@@ -29,24 +29,6 @@ static inline vec4 sums(vec4 a, vec4 b, vec4 c, vec4 d) {
     return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
-/* exp as in Cephes' expf, about 2 ulp; arguments outside float's range are clamped, NaN is kept. */
-static inline float exp_(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
-    int n = (int)(x * 1.44269504f + (x < 0 ? -0.5f : 0.5f));
-    float k = (float)n;
-    float r = x - k * 0.693359375f + k * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    union { int32_t bits; float value; } power = {(n + 127) << 23};
-    return p * power.value;
-}
-
 /* scores[i] = query . keys[i] * scale for n tokens; keys[i] points to the key of token i. */
 static void score(const float *query, const float *const *keys, int n, int dim, float scale,
                   float *scores) {
@@ -145,12 +127,12 @@ static void attend_row(const Decode *p, int64_t row, int64_t first, int64_t last
             for (int t = 0; t < n; t++) highest = scores[t] > highest ? scores[t] : highest;
             float *sum = output + h * value_dim;
             if (highest > most[h]) {
-                float less = most[h] == -INFINITY ? 0.0f : exp_(most[h] - highest);
+                float less = most[h] == -INFINITY ? 0.0f : slipstream_exp(most[h] - highest);
                 for (int i = 0; i < value_dim; i++) sum[i] *= less;
                 total[h] *= less;
                 most[h] = highest;
             }
-            for (int t = 0; t < n; t++) scores[t] = exp_(scores[t] - highest);
+            for (int t = 0; t < n; t++) scores[t] = slipstream_exp(scores[t] - highest);
             float mass = 0;
             for (int t = 0; t < n; t++) mass += scores[t];
             total[h] += mass;
@@ -290,35 +272,36 @@ void slipstream_silu_mul(const float *gate, int64_t gate_row, const float *up, i
 
 /* One row, on the calling thread. */
 void slipstream_silu_mul_row(const float *g, const float *u, float *out, int64_t dim) {
-    for (int64_t i = 0; i < dim; i++) out[i] = g[i] / (1.0f + exp_(-g[i])) * u[i];
+    for (int64_t i = 0; i < dim; i++) out[i] = slipstream_silu(g[i]) * u[i];
 }
 
 typedef struct {
     const float *x, *cosines, *sines;
     float *y;
-    int64_t x_token, x_head, heads, dim;
+    int64_t x_token, x_head, heads, dim, width;
 } Rotate;
 
 static void rotate_tokens(const void *of, int64_t first, int64_t last) {
     const Rotate *p = of;
     for (int64_t t = first; t < last; t++)
-        slipstream_rotate_token(p->x + t * p->x_token, p->x_head, p->cosines + t * p->dim,
-                                p->sines + t * p->dim, p->y + t * p->heads * p->dim, p->heads,
-                                p->dim);
+        slipstream_rotate_token(p->x + t * p->x_token, p->x_head, p->cosines + t * p->width,
+                                p->sines + t * p->width, p->y + t * p->heads * p->dim, p->heads,
+                                p->dim, p->width);
 }
 
 /* Rotary embedding with rotated halves, as in GPT-NeoX: x is [tokens, heads, dim] with strides,
- * cosines and sines are [tokens, dim], y is [tokens, heads, dim]. */
+ * cosines and sines are [tokens, width], y is [tokens, heads, dim]; dimensions behind `width` stay. */
 void slipstream_rotate(const float *x, int64_t x_token, int64_t x_head, const float *cosines,
-                       const float *sines, float *y, int64_t tokens, int64_t heads, int64_t dim) {
-    by_row(rotate_tokens, &(Rotate){x, cosines, sines, y, x_token, x_head, heads, dim}, tokens,
-           heads * dim);
+                       const float *sines, float *y, int64_t tokens, int64_t heads, int64_t dim,
+                      int64_t width) {
+    by_row(rotate_tokens, &(Rotate){x, cosines, sines, y, x_token, x_head, heads, dim, width},
+           tokens, heads * dim);
 }
 
 /* One token, on the calling thread. */
 void slipstream_rotate_token(const float *x, int64_t x_head, const float *c, const float *s,
-                             float *y, int64_t heads, int64_t dim) {
-    int64_t half = dim / 2;
+                             float *y, int64_t heads, int64_t dim, int64_t width) {
+    int64_t half = width / 2;
     for (int64_t h = 0; h < heads; h++) {
         const float *a = x + h * x_head, *b = a + half;
         float *out = y + h * dim;
@@ -326,5 +309,6 @@ void slipstream_rotate_token(const float *x, int64_t x_head, const float *c, con
             out[i] = a[i] * c[i] - b[i] * s[i];
             out[half + i] = b[i] * c[half + i] + a[i] * s[half + i];
         }
+        for (int64_t i = width; i < dim; i++) out[i] = a[i];
     }
 }

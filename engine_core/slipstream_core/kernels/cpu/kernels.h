@@ -40,17 +40,86 @@ typedef struct {
     int64_t y_row, rows, n, k;
 } Product;
 
+/* The rows of a step whose states mixers continue. A row's tokens are one segment or several, behind
+ * each of which its state may be saved. */
+typedef struct {
+    int64_t rows;
+    const int64_t *segments; /* [rows + 1]: where each row's begin */
+    const int64_t *tokens;   /* [segments + 1]: where each segment's begin */
+    const int64_t *saved;    /* [segments]: the slot that keeps the state behind it, or -1 */
+    const int64_t *slots;    /* [rows] */
+    const uint8_t *begins;   /* [rows]: without a state, whatever the slot holds */
+} Mixing;
+
+/* A causal convolution of each channel over its last `taps` inputs. */
+typedef struct {
+    const Mixing *m;
+    const float *x; /* [tokens, channels], tokens x_token floats apart */
+    int64_t x_token;
+    const float *weight; /* [taps, channels] */
+    const float *bias;   /* [channels] or NULL */
+    float *output;       /* [tokens, channels] */
+    float *states;       /* [slots, state_size] */
+    int64_t state_size, channels, taps;
+    int64_t activates; /* silu */
+} Convolve;
+
+/* state = exp(decay) state + key (x) strength (value - is_delta exp(decay) state key);
+ * output = state query + skip value; of each head, tokens x_token floats apart. */
+typedef struct {
+    const Mixing *m;
+    const float *query, *key; /* [tokens, key_heads, key_dim] */
+    const float *value;       /* [tokens, heads, value_dim] */
+    const float *decay;       /* [tokens, heads], or [tokens, heads, key_dim]: logarithms */
+    const float *strength;    /* [tokens, heads] or NULL */
+    const float *skip;        /* [heads] or NULL */
+    float *output;            /* [tokens, heads, value_dim] */
+    float *states;            /* [slots, state_size] */
+    int64_t query_token, key_token, value_token, decay_token, strength_token;
+    int64_t state_size, key_heads, heads, key_dim, value_dim;
+    int64_t is_delta, decays_by_key;
+    float scale;   /* of queries */
+    float epsilon; /* queries and keys become unit vectors; below 0: they stay */
+} Recur;
+
 /* Stages of a job (team.h): attention has two, storing and attending, and a product has one. */
 Stage slipstream_attend_stage(const Decode *p, int64_t part, int64_t after);
 void slipstream_attend_work(const Decode *p, int64_t part, int64_t first, int64_t last);
 Stage slipstream_product_stage(const Product *p, int64_t after);
 void slipstream_product_work(const Product *p, int64_t first, int64_t last);
 
+Stage slipstream_convolve_stage(const Convolve *p, int64_t after);
+void slipstream_convolve_work(const Convolve *p, int64_t first, int64_t last);
+Stage slipstream_recur_stage(const Recur *p, int64_t after);
+void slipstream_recur_work(const Recur *p, int64_t first, int64_t last);
+
 void slipstream_norm_row(const float *in, const float *weight, float *out, int64_t dim,
                          float epsilon);
 void slipstream_silu_mul_row(const float *g, const float *u, float *out, int64_t dim);
 void slipstream_rotate_token(const float *x, int64_t x_head, const float *c, const float *s,
-                             float *y, int64_t heads, int64_t dim);
+                             float *y, int64_t heads, int64_t dim, int64_t width);
+
+/* exp as in Cephes' expf, about 2 ulp; arguments outside float's range are clamped, NaN is kept. */
+static inline float slipstream_exp(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    x = x > 88.0f ? 88.0f : x;
+    int n = (int)(x * 1.44269504f + (x < 0 ? -0.5f : 0.5f));
+    float k = (float)n;
+    float r = x - k * 0.693359375f + k * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    union { int32_t bits; float value; } power = {(n + 127) << 23};
+    return p * power.value;
+}
+
+static inline float slipstream_sigmoid(float x) { return 1.0f / (1.0f + slipstream_exp(-x)); }
+
+static inline float slipstream_silu(float x) { return x / (1.0f + slipstream_exp(-x)); }
 
 #define ROW_CHUNK 16384 /* numbers that an operation by row processes in some microseconds */
 

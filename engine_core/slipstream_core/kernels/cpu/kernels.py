@@ -62,6 +62,67 @@ class Decode(ctypes.Structure):
     )
 
 
+class Mixing(ctypes.Structure):
+    """Mixing of kernels.h, which documents the fields."""
+
+    _fields_ = (
+        ("rows", _Int),
+        ("segments", _Pointer),
+        ("tokens", _Pointer),
+        ("saved", _Pointer),
+        ("slots", _Pointer),
+        ("begins", _Pointer),
+    )
+
+
+class Convolve(ctypes.Structure):
+    """Convolve of kernels.h, which documents the fields."""
+
+    _fields_ = (
+        ("mixing", _Pointer),
+        ("x", _Pointer),
+        ("x_token", _Int),
+        ("weight", _Pointer),
+        ("bias", _Pointer),
+        ("output", _Pointer),
+        ("states", _Pointer),
+        ("state_size", _Int),
+        ("channels", _Int),
+        ("taps", _Int),
+        ("activates", _Int),
+    )
+
+
+class Recur(ctypes.Structure):
+    """Recur of kernels.h, which documents the fields."""
+
+    _fields_ = (
+        ("mixing", _Pointer),
+        ("query", _Pointer),
+        ("key", _Pointer),
+        ("value", _Pointer),
+        ("decay", _Pointer),
+        ("strength", _Pointer),
+        ("skip", _Pointer),
+        ("output", _Pointer),
+        ("states", _Pointer),
+        ("query_token", _Int),
+        ("key_token", _Int),
+        ("value_token", _Int),
+        ("decay_token", _Int),
+        ("strength_token", _Int),
+        ("state_size", _Int),
+        ("key_heads", _Int),
+        ("heads", _Int),
+        ("key_dim", _Int),
+        ("value_dim", _Int),
+        ("is_delta", _Int),
+        ("decays_by_key", _Int),
+        ("scale", _Float),
+        ("epsilon", _Float),
+    )
+
+
 class PackedProduct(ctypes.Structure):
     """Product of products.c."""
 
@@ -81,12 +142,18 @@ class PackedProduct(ctypes.Structure):
 
 
 class Kernels:
-    """The library's functions. `attend` takes a Decode's address, `run` an _OperationRun's."""
+    """The library's functions. `attend`, `convolve` and `recur` take the address of the structure
+    of that name (Decode), `run` an _OperationRun's.
+    """
 
     def __init__(self, path: str) -> None:
         holding, releasing = ctypes.PyDLL(path), ctypes.CDLL(path)
         self.attend = releasing.slipstream_attend
         self.attend.argtypes, self.attend.restype = (_Pointer,), None
+        self.convolve = releasing.slipstream_convolve
+        self.convolve.argtypes, self.convolve.restype = (_Pointer,), None
+        self.recur = releasing.slipstream_recur
+        self.recur.argtypes, self.recur.restype = (_Pointer,), None
         self.run = releasing.slipstream_run
         self.run.argtypes, self.run.restype = (_Pointer,), ctypes.c_int
         self._set_threads = holding.slipstream_set_threads
@@ -106,7 +173,7 @@ class Kernels:
         self._rotate = _both(
             holding.slipstream_rotate,
             releasing.slipstream_rotate,
-            (_Pointer, _Int, _Int, _Pointer, _Pointer, _Pointer, _Int, _Int, _Int),
+            (_Pointer, _Int, _Int, _Pointer, _Pointer, _Pointer, _Int, _Int, _Int, _Int),
         )
         self._product = _both(
             holding.slipstream_product_alone, releasing.slipstream_product, (_Pointer,)
@@ -143,10 +210,10 @@ class Kernels:
         return output
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up, both [1, rows, dim] with any row stride."""
-        gate, up = dense_rows(gate), dense_rows(up)
+        """silu(gate) * up, both [1, rows, dim] or [1, rows, heads, dim] with any row stride."""
+        output = gate.new_empty(gate.shape)
+        gate, up = dense_rows(gate.flatten(2)), dense_rows(up.flatten(2))
         _, rows, dim = gate.shape
-        output = gate.new_empty(1, rows, dim)
         self._silu_mul[gate.numel() > _CHUNK](
             gate.data_ptr(),
             gate.stride(1),
@@ -159,7 +226,9 @@ class Kernels:
         return output
 
     def rotate(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-        """x * cos + rotate_half(x) * sin; x [T, heads, dim], cos and sin [..., T, dim]."""
+        """x * cos + rotate_half(x) * sin; x [T, heads, dim], cos and sin [..., T, width], where
+        dimensions of x behind `width` stay.
+        """
         x, cosines, sines = dense_rows(x), dense(cosines), dense(sines)
         tokens, heads, dim = x.shape
         output = x.new_empty(tokens, heads, dim)
@@ -173,6 +242,7 @@ class Kernels:
             tokens,
             heads,
             dim,
+            cosines.shape[-1],
         )
         return output
 

@@ -13,7 +13,26 @@
 
 #include "kernels.h"
 
-enum { NORM, PRODUCT, ROTATE, ATTEND, ADD, SILU_MUL, SUM };
+#include <math.h>
+#include <string.h>
+
+enum {
+    NORM,
+    PRODUCT,
+    ROTATE,
+    ATTEND,
+    ADD,
+    SILU_MUL,
+    SUM,
+    MUL,
+    SIGMOID,
+    SOFTPLUS,
+    COPY,
+    CONVOLVE,
+    RECUR
+};
+
+enum { ACTIVATES = 1, IS_DELTA = 2, DECAYS_BY_KEY = 4 }; /* flags: convolve; recur */
 
 typedef struct {
     int64_t buffer, at; /* at: offset in a row; buffer -1: no value */
@@ -21,12 +40,16 @@ typedef struct {
 
 typedef struct {
     int64_t kind, together;
-    Part a, b, c, out;   /* product: x, -, more; rotate: x, cosines, sines; attend: q, k, v */
-    const float *weight; /* norm; product: packed; add: [n], in place of b */
+    Part a, b, c, out;   /* product: x, -, more; rotate: x, cosines, sines; attend, recur: q, k, v */
+    Part d, e;           /* recur: decay, strength */
+    const float *weight; /* norm; product: packed; add, mul: [n], in place of b; recur: skip */
     const float *bias;
-    int64_t n, k;        /* product; others: n numbers per row, or per head; sum: all of a row */
-    int64_t heads, kv_heads, key_dim, value_dim, layer, window; /* heads: norm, rotate, attend */
-    float number, softcap; /* norm: epsilon; attend: scale */
+    int64_t n, k;        /* product; convolve: channels, taps; others: n numbers per row, or per head;
+                          * rotate: k of them turn; sum: all of a row */
+    int64_t heads, kv_heads, key_dim, value_dim; /* heads: norm, rotate, copy, attend, recur */
+    int64_t layer, window; /* layer: of the cache; convolve, recur: number of the state */
+    int64_t step, flags;   /* step: floats from one of a's heads to the next: norm, copy */
+    float number, softcap; /* norm: epsilon; attend, recur: scale; softcap of recur: epsilon */
 } Operation;
 
 typedef struct {
@@ -39,6 +62,9 @@ typedef struct {
     int (*sum)(void *exchange, const float *x, float *y, int64_t n); /* of ranks; not 0: failed */
     void *exchange;
     int *failed;
+    const Mixing *mixing;
+    float *const *states; /* by number: [slots, state_sizes] */
+    const int64_t *state_sizes;
 } Run;
 
 #define AT(part) (r->buffers[o->part.buffer] + o->part.at)
@@ -62,6 +88,26 @@ static Decode decode_of(const Run *r, const Operation *o) {
     return d;
 }
 
+static Convolve convolve_of(const Run *r, const Operation *o) {
+    return (Convolve){r->mixing, AT(a), ROW(a), o->weight, o->bias, AT(out), r->states[o->layer],
+                      r->state_sizes[o->layer], o->n, o->k, o->flags & ACTIVATES};
+}
+
+static Recur recur_of(const Run *r, const Operation *o) {
+    return (Recur){.m = r->mixing,
+                   .query = AT(a), .query_token = ROW(a),
+                   .key = AT(b), .key_token = ROW(b),
+                   .value = AT(c), .value_token = ROW(c),
+                   .decay = AT(d), .decay_token = ROW(d),
+                   .strength = o->e.buffer < 0 ? 0 : AT(e), .strength_token = ROW(e),
+                   .skip = o->weight, .output = AT(out),
+                   .states = r->states[o->layer], .state_size = r->state_sizes[o->layer],
+                   .key_heads = o->kv_heads, .heads = o->heads,
+                   .key_dim = o->key_dim, .value_dim = o->value_dim,
+                   .is_delta = o->flags & IS_DELTA, .decays_by_key = o->flags & DECAYS_BY_KEY,
+                   .scale = o->number, .epsilon = o->softcap};
+}
+
 /* Compute row t of an operation by row. */
 static void of_row(const Run *r, const Operation *o, int64_t t) {
     const float *a = AT(a) + t * ROW(a);
@@ -69,17 +115,32 @@ static void of_row(const Run *r, const Operation *o, int64_t t) {
     switch (o->kind) {
     case NORM:
         for (int64_t h = 0; h < o->heads; h++)
-            slipstream_norm_row(a + h * o->n, o->weight, out + h * o->n, o->n, o->number);
+            slipstream_norm_row(a + h * o->step, o->weight, out + h * o->n, o->n, o->number);
         break;
     case ROTATE:
         slipstream_rotate_token(a, o->n, AT(b) + t * ROW(b), AT(c) + t * ROW(c), out, o->heads,
-                                o->n);
+                                o->n, o->k);
         break;
     case ADD: {
         const float *b = o->b.buffer < 0 ? o->weight : AT(b) + t * ROW(b);
         for (int64_t i = 0; i < o->n; i++) out[i] = a[i] + b[i];
         break;
     }
+    case MUL: {
+        const float *b = o->b.buffer < 0 ? o->weight : AT(b) + t * ROW(b);
+        for (int64_t i = 0; i < o->n; i++) out[i] = a[i] * b[i];
+        break;
+    }
+    case SIGMOID:
+        for (int64_t i = 0; i < o->n; i++) out[i] = slipstream_sigmoid(a[i]);
+        break;
+    case SOFTPLUS: /* as torch's, which is x itself above 20 */
+        for (int64_t i = 0; i < o->n; i++) out[i] = a[i] > 20.0f ? a[i] : log1pf(expf(a[i]));
+        break;
+    case COPY:
+        for (int64_t h = 0; h < o->heads; h++)
+            memcpy(out + h * o->n, a + h * o->step, sizeof(float) * o->n);
+        break;
     case SILU_MUL:
         slipstream_silu_mul_row(a, AT(b) + t * ROW(b), out, o->n);
         break;
@@ -106,6 +167,14 @@ static Stage stage(const void *of, int64_t index) {
         Decode d = decode_of(r, o);
         return slipstream_attend_stage(&d, index % 2, index + 1);
     }
+    if (o->kind == CONVOLVE) {
+        Convolve c = convolve_of(r, o);
+        return slipstream_convolve_stage(&c, index + 2);
+    }
+    if (o->kind == RECUR) {
+        Recur c = recur_of(r, o);
+        return slipstream_recur_stage(&c, index + 2);
+    }
     if (o->kind == SUM) return (Stage){1, 1, index + 2, 1};
     int64_t end = chain_end(r, at), numbers = 0;
     for (; o < r->operations + end; o++) numbers += o->n * (o->heads ? o->heads : 1);
@@ -121,6 +190,12 @@ static void work(const void *of, int64_t index, int64_t first, int64_t last) {
     } else if (o->kind == ATTEND) {
         Decode d = decode_of(r, o);
         slipstream_attend_work(&d, index % 2, first, last);
+    } else if (o->kind == CONVOLVE) {
+        Convolve c = convolve_of(r, o);
+        slipstream_convolve_work(&c, first, last);
+    } else if (o->kind == RECUR) {
+        Recur c = recur_of(r, o);
+        slipstream_recur_work(&c, first, last);
     } else if (o->kind == SUM) {
         *r->failed = r->sum(r->exchange, AT(a), AT(out), r->rows * o->n);
     } else {

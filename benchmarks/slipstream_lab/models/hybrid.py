@@ -1,0 +1,239 @@
+"""`slipstream bench hybrid`: a model with recurrent states beside a dense one of as many
+parameters, and beside transformers.
+
+Both have random weights of about 150 M parameters and run on the CPU in float32, Qwen3.5's layers
+(three gated delta nets, then attention) and Qwen3's. A round measures each once; ratios are of
+medians over rounds. A line a goal says what was to be reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+
+from slipstream.cli.options.parser import Parser
+from slipstream_bench.common.measures import Row
+from slipstream_bench.common.options import Option, add, fill_in, integer
+from slipstream_bench.common.report import add_common, check_common, print_rows
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner import torch_factory
+from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.step.plan import StepPlan, blank_plan
+
+_BATCHES = (1, 64)
+_CONTEXT = 64  # tokens in front of a decode step
+_LEAST = {"decode 1": 0.95, "decode 64": 0.9, "prefill": 0.7, "transformers, decode 1": 2.5}
+_COMMON: dict[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "hybrid": (
+        "Qwen3_5TextConfig",
+        {
+            "intermediate_size": 2560,
+            "linear_num_key_heads": 6,
+            "linear_num_value_heads": 6,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "layer_types": [*["linear_attention"] * 3, "full_attention"] * 3,
+        },
+    ),
+    "dense": ("Qwen3Config", {"intermediate_size": 3072}),
+}
+
+_OPTIONS = (
+    Option("steps", integer(1), "decode steps of a round; default: 8, with --quick 2"),
+    Option("prefill", integer(1, 4096), "tokens of a prompt", 512),
+    Option("threads", integer(1), "threads that compute the models"),
+    Option("layers", integer(4), "of both models, a multiple of 4", 12),
+)
+
+
+class Goal(NamedTuple):
+    """A ratio that is to be reached."""
+
+    name: str
+    value: float
+    least: float
+
+    def __str__(self) -> str:
+        met = "met" if self.value >= self.least else "not met"
+        return f"{self.name}: {self.value:.2f}, goal {self.least}: {met}"
+
+
+def add_options(parser: Parser) -> None:
+    """The benchmark's options."""
+    add(parser.add_argument_group("what is measured"), _OPTIONS)
+    add_common(parser, runs=5)
+    parser.set_defaults(run=bench_hybrid)
+
+
+def bench_hybrid(arguments: argparse.Namespace) -> int:
+    """Measure and report."""
+    check_common(arguments)
+    values = fill_in(arguments, _OPTIONS)
+    steps = arguments.steps or (2 if arguments.quick else 8)
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = _measure(
+            Path(folder),
+            steps=steps,
+            prefill=values["prefill"],
+            threads=values["threads"],
+            layers=values["layers"],
+            rounds=arguments.runs,
+        )
+    rows: list[Row] = [
+        {"model": model, "part": part, "ms": 1e3 * statistics.median(each), "runs": len(each)}
+        for (model, part), each in seconds.items()
+    ]
+    print_rows(rows, arguments, ("model", "part", "ms", "runs"))
+    for goal in goals(rows):
+        print(goal)
+    return 0
+
+
+def goals(rows: list[Row]) -> list[Goal]:
+    """How fast the hybrid is, in times the dense model's speed and transformers'."""
+    ms: dict[tuple[Any, Any], Any] = {(row["model"], row["part"]): row["ms"] for row in rows}
+    found = []
+    for name, least in _LEAST.items():
+        model, _, part = name.rpartition(", ")
+        other = ms[model or "dense", part]
+        of = "transformers'" if model else "the dense model's"
+        found.append(Goal(f"{part}, times {of} speed", other / ms["hybrid", part], least))
+    return found
+
+
+def _measure(
+    folder: Path, *, steps: int, prefill: int, threads: int | None, layers: int, rounds: int
+) -> dict[tuple[str, str], list[float]]:
+    """Seconds of each part of each model, by round."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    runners = {
+        name: _load(_save(name, folder / name, layers), prefill, threads) for name in _MODELS
+    }
+    seconds: dict[tuple[str, str], list[float]] = {}
+    try:
+        reference = transformers.AutoModelForCausalLM.from_pretrained(folder / "hybrid").eval()
+        parts: list[tuple[str, str, Callable[[], float]]] = [
+            ("transformers", "decode 1", lambda: _transformers_s(reference, steps))
+        ]
+        for name, runner in runners.items():
+            for batch in _BATCHES:
+                decode = _decode(batch)
+                parts.append((name, f"decode {batch}", _timed(runner, decode, steps)))
+            parts.append((name, "prefill", _timed(runner, _prompt(prefill), 1)))
+        for _, _, measure in parts:
+            measure()  # buffers grow, libraries choose
+        for at in range(rounds):  # in turns, there and back
+            for name, part, measure in parts if at % 2 else reversed(parts):
+                seconds.setdefault((name, part), []).append(measure())
+    finally:
+        for runner in runners.values():
+            runner.close()
+    return seconds
+
+
+def _save(name: str, folder: Path, layers: int) -> Path:
+    kind, own = _MODELS[name]
+    own = _COMMON | own | {"num_hidden_layers": layers}
+    if "layer_types" in own:
+        own["layer_types"] = own["layer_types"][:4] * (layers // 4)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**own))
+    num = sum(each.numel() for each in model.parameters())
+    print(f"{name}: {num / 1e6:.0f} M parameters", flush=True)
+    model.save_pretrained(folder)
+    return folder
+
+
+def _load(folder: Path, prefill: int, threads: int | None) -> TorchRunner:
+    return torch_factory.load_runner(
+        CoreConfig(
+            model=str(folder),
+            address="none",
+            device="cpu",
+            dtype="float32",
+            max_num_seqs=max(_BATCHES),
+            max_model_len=max(prefill, _CONTEXT) + 1,
+            num_blocks=2 + (max(prefill, _CONTEXT) + 1) // 16,
+            threads=threads,
+        )
+    )
+
+
+def _timed(runner: TorchRunner, plan: StepPlan, steps: int) -> Callable[[], float]:
+    """Measures the median of seconds that a step takes."""
+
+    def measure() -> float:
+        taken = []
+        for _ in range(steps):
+            begin = time.perf_counter()
+            runner.launch(plan)
+            runner.collect()
+            taken.append(time.perf_counter() - begin)
+        return statistics.median(taken)
+
+    return measure
+
+
+def _decode(batch: int) -> StepPlan:
+    """A step of rows that decode; all keys are in the null block."""
+    return blank_plan(
+        token_ids=np.arange(batch) + 5,
+        positions=np.full(batch, _CONTEXT - 1),
+        slots=np.arange(batch),
+        query_lens=np.ones(batch, np.int32),
+        kv_lens=np.full(batch, _CONTEXT, np.int32),
+        prompt_lens=np.ones(batch, np.int32),
+        samples=np.ones(batch, bool),
+        temperatures=np.zeros(batch, np.float32),
+    )
+
+
+def _prompt(num_tokens: int) -> StepPlan:
+    lens = np.array([num_tokens], np.int32)
+    return blank_plan(
+        num_decodes=0,
+        token_ids=np.arange(num_tokens) % 1000,
+        positions=np.arange(num_tokens),
+        slots=np.zeros(1, np.int64),
+        query_lens=lens,
+        kv_lens=lens,
+        prompt_lens=lens,
+        samples=np.ones(1, bool),
+        temperatures=np.zeros(1, np.float32),
+    )
+
+
+def _transformers_s(model: Any, steps: int) -> float:
+    """The median of seconds that transformers takes for a token behind others."""
+    taken = []
+    with torch.inference_mode():
+        outputs = model(torch.arange(_CONTEXT)[None], use_cache=True, logits_to_keep=1)
+        for _ in range(steps):
+            begin = time.perf_counter()
+            ids = outputs.logits[:, -1:].argmax(-1)
+            outputs = model(ids, past_key_values=outputs.past_key_values, use_cache=True)
+            taken.append(time.perf_counter() - begin)
+    return statistics.median(taken)
