@@ -124,6 +124,8 @@ def test_a_decode_step_is_what_the_recording_computes(
     }
     recorded, decode = _trace(tmp_path, monkeypatch, kind.split()[0], **more)
     assert decode is not None
+    kinds = [each.kind for each in decode.operations]
+    assert ADD not in kinds, "products add the residual themselves"
     of_decodes: Any = decode.module.forward
     for threads in (1, 2, 5):
         ours.set_threads(threads)
