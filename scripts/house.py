@@ -14,7 +14,10 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
+from token import NAME, STRING
+from tokenize import tokenize
 
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("api", "contrib", "engine_core", "ipc", "output_worker")
@@ -53,6 +56,23 @@ def that_say(word: str, *folders: str) -> int:
     """Files of code with a word in them."""
     found = re.compile(rf"\b{word}\b".encode())
     return sum(found.search(each.read_bytes()) is not None for each in source(*folders))
+
+
+def that_use(field: str) -> int:
+    """Files of the product whose code has a request's field, as a name or as a string of its own:
+    comments, docstrings and texts for users may speak of it.
+    """
+    return sum(_uses(field, each) for each in source(*PRODUCT))
+
+
+def _uses(field: str, file: Path) -> bool:
+    content = file.read_bytes()
+    if field.encode() not in content:
+        return False
+    if file.suffix != ".py":
+        return re.search(rf"\b{field}\b".encode(), content) is not None
+    spelled = {(NAME, field), *[(STRING, f"{quote}{field}{quote}") for quote in "'\""]}
+    return any((each.type, each.string) in spelled for each in tokenize(BytesIO(content).readline))
 
 
 def extensions() -> list[str]:
@@ -108,10 +128,7 @@ def counted() -> list[dict[str, object]]:
         (f"product lines ({', '.join(PRODUCT)})", num_lines(source(*PRODUCT)), 93_000),
         ("lines in the wheels", in_wheels(), 99_000),
         (f"files that know a plan's column ({COLUMN})", that_say(COLUMN, "engine_core"), 3),
-        *(
-            (f"files that know a request's field ({each})", that_say(each, *PRODUCT), 5)
-            for each in FIELDS
-        ),
+        *((f"files that know a request's field ({each})", that_use(each), 5) for each in FIELDS),
         ("C extension modules", len(extensions()), 4),
         (f"most arguments of a constructor: {whose}", most, 10),
         ("rooms of the core", num_rooms, 22),

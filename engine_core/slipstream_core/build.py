@@ -127,7 +127,6 @@ def assemble_core(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=info.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
-        model_salt=config.served_model_name or info.name,
         logprob_budget=logprob_budget,
         has_states=info.has_states,
         num_snapshots=info.num_snapshots,

@@ -117,7 +117,7 @@ def stream_bytes(admit: Admit, num_outputs: int) -> int:
 
     Only some outputs of a registration have log-probabilities here (`num_scored`).
     """
-    num_given, prompt_len = len(admit.output_ids) // 4, len(admit.prompt_ids) // 4
+    num_given, prompt_len = len(admit.begun.output_ids) // 4, len(admit.prompt_ids) // 4
     num_bytes = logprob_bytes(admit.spec.params, prompt_len, num_scored(admit))
     if admit.spec.params.logprobs is not None:
         num_bytes += outputs_bytes(admit.spec.params.logprobs, num_outputs - num_given)
@@ -126,4 +126,4 @@ def stream_bytes(admit: Admit, num_outputs: int) -> int:
 
 def first_bytes(admit: Admit) -> int:
     """Bytes that a stream reserves on admission: with room for one step."""
-    return stream_bytes(admit, len(admit.output_ids) // 4 + 1)
+    return stream_bytes(admit, len(admit.begun.output_ids) // 4 + 1)

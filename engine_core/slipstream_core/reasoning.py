@@ -278,7 +278,7 @@ _GRAMMAR_PLACES: Mapping[ReasoningPlace, IdPlace] = {
 
 def has_triggers(admit: Admit) -> bool:
     """True if a registration's grammar is of calls alone."""
-    return admit.reasoning is not None and admit.reasoning.has_triggers
+    return admit.derived.reasoning is not None and admit.derived.reasoning.has_triggers
 
 
 def reasoning_state(admit: Admit, calls: CallFollower | None = None) -> ReasoningState | None:
@@ -287,13 +287,13 @@ def reasoning_state(admit: Admit, calls: CallFollower | None = None) -> Reasonin
     """
     budget = admit.spec.params.thinking_token_budget
     has_grammar = admit.spec.params.structured_outputs is not None
-    if admit.reasoning is None or (budget is None and not has_grammar):
+    if admit.derived.reasoning is None or (budget is None and not has_grammar):
         return None
     state = ReasoningState(
-        admit.reasoning,
+        admit.derived.reasoning,
         budget,
         has_grammar=has_grammar and not has_triggers(admit),
         calls=calls,
     )
-    state.take_all(u32(admit.output_ids))
+    state.take_all(u32(admit.begun.output_ids))
     return state

@@ -97,9 +97,9 @@ def check_even(columns: LogprobColumns, num_tokens: int) -> None:
 
 def num_scored(admit: Admit) -> int:
     """The number of a registration's last output tokens that have log-probabilities."""
-    if admit.logprobs is None:
+    if admit.begun.logprobs is None:
         return 0
-    return min(len(admit.logprobs.ranks), len(admit.output_ids)) // 4
+    return min(len(admit.begun.logprobs.ranks), len(admit.begun.output_ids)) // 4
 
 
 def check_deltas(deltas: Deltas) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from slipstream_ipc.messages import Fault
+from slipstream_ipc.messages import Fault, TraceContext
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_worker.streams.registration import seed_of
 from slipstream_worker.streams.stream import WorkerStream
@@ -81,7 +81,7 @@ class RequestSpans:
         trace, admit, reader = stream.trace, stream.registration, stream.reader
         if trace is None or admit is None:
             return
-        is_first = reader is not None and reader.matches(admit.owner, admit.handle)
+        is_first = reader is not None and reader.matches(admit.begun.owner, admit.begun.handle)
         if trace.is_reported and not is_first:
             stream.trace = None  # the first reader has the end from the worker that made the spans
             return
@@ -135,12 +135,15 @@ class RequestSpans:
             return int(at * 1e9) + offset_ns
 
         api, origin = self._api, trace.origin
-        self._ids.trace_id = int.from_bytes(origin.context.trace_id)
+        assert stream.spec is not None
+        given = stream.spec.trace
+        assert given is not None
+        self._ids.trace_id = int.from_bytes(given.trace_id)
         request = self._start(
             stream,
             f"{origin.operation} {self.model}",
             ns(origin.arrived_s),
-            self._parent(trace),
+            self._parent(given),
             kind=api.SpanKind.SERVER,
             attributes=self._attributes(stream, trace, now),
         )
@@ -169,9 +172,9 @@ class RequestSpans:
         self._ids.span_id = int.from_bytes(derived_id(stream.stream_id, what, _SPAN_ID_BYTES))
         return self._tracer.start_span(name, context, start_time=begin_ns, **options)
 
-    def _parent(self, trace: StreamTrace) -> Any:
+    def _parent(self, given: TraceContext) -> Any:
         """The context with the caller's span; an empty one if there is none."""
-        api, given = self._api, trace.origin.context
+        api = self._api
         parent = api.INVALID_SPAN
         if given.parent_id:
             parent = api.NonRecordingSpan(
@@ -203,13 +206,13 @@ class RequestSpans:
             found["gen_ai.latency.time_to_first_token"] = first - origin.arrived_s
         admit = stream.registration
         if admit is not None:
-            found["gen_ai.request.max_tokens"] = admit.max_tokens
+            found["gen_ai.request.max_tokens"] = admit.derived.max_tokens
             found["gen_ai.usage.input_tokens"] = len(admit.prompt_ids) // 4
             for name in _PARAMETERS:
                 if (value := getattr(admit.spec.params, name)) is not None:
                     found[f"gen_ai.request.{name}"] = value
-            if admit.seed != seed_of(admit.stream_id):  # its client has given it
-                found["gen_ai.request.seed"] = admit.seed
+            if admit.derived.seed != seed_of(admit.stream_id):  # its client has given it
+                found["gen_ai.request.seed"] = admit.derived.seed
         if stream.output is not None and (end := stream.output.end) is not None:
             found["gen_ai.usage.output_tokens"] = end.num_tokens
             found["gen_ai.response.finish_reasons"] = (end.reason,)

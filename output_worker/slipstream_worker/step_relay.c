@@ -604,13 +604,11 @@ static PyType_Spec spec = {
 
 int add_step_relay(PyObject *module)
 {
-    num_free_name = PyUnicode_InternFromString("num_free");
-    numbers_type = type_of("slipstream_ipc._native", "LinkNumbers");
-    pages_type = type_of("slipstream_ipc._native", "TokenPages");
-    columns_type = (PyObject *)type_of("slipstream_ipc.messages", "LogprobColumns");
-    loops_type = (PyTypeObject *)PyObject_GetAttrString(module, "RowLoops");
-    if (num_free_name == NULL || numbers_type == NULL || pages_type == NULL ||
-        columns_type == NULL || loops_type == NULL)
+    if ((num_free_name = PyUnicode_InternFromString("num_free")) == NULL ||
+        (numbers_type = type_of("slipstream_ipc._native", "LinkNumbers")) == NULL ||
+        (pages_type = type_of("slipstream_ipc._native", "TokenPages")) == NULL ||
+        (columns_type = (PyObject *)type_of("slipstream_ipc.messages", "LogprobColumns")) == NULL ||
+        (loops_type = (PyTypeObject *)PyObject_GetAttrString(module, "RowLoops")) == NULL)
         return -1;
     return add_type(module, &spec) == NULL ? -1 : 0;
 }

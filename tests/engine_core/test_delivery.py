@@ -7,6 +7,7 @@ import time
 
 import pytest
 from msgspec import structs
+from tests.helpers.admits import with_fields
 from tests.helpers.core_box import VOCAB_SIZE
 from tests.helpers.patience import Patience
 
@@ -199,7 +200,7 @@ def test_steps_that_end_nothing_do_not_put_a_worker_behind(make_core, monkeypatc
     monkeypatch.setattr(box.core.engine, "_launch_at", lambda num: math.inf if num > most else 0.0)
     worker.is_reporting = False
     other = worker.send_admit(
-        structs.replace(it.admit, stream_id=bytes(16), stop_token_ids=(it.token_ids[20],))
+        with_fields(it.admit, stream_id=bytes(16), stop_token_ids=(it.token_ids[20],))
     )
     box.until(lambda: other.is_whole)
 

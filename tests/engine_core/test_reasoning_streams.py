@@ -61,8 +61,8 @@ def find(ids: list[int], part: Sequence[int]) -> int:
 
 def end_of(it: Held) -> tuple[int, ...]:
     """What is written where its reasoning has to end."""
-    assert it.admit.reasoning is not None
-    return it.admit.reasoning.forced_end
+    assert it.admit.derived.reasoning is not None
+    return it.admit.derived.reasoning.forced_end
 
 
 def ask(worker: Any, n: int, max_tokens: int = 60, **fields: Any) -> Held:
@@ -102,7 +102,7 @@ def alone(make_core: Callable[..., CoreBox]) -> Callable[[Admit], list[int]]:
 
     def run(admit: Admit) -> list[int]:
         fresh = {"stream_id": secrets.token_bytes(16), "output_ids": b"", "was_accepted": False}
-        it = worker.send_admit(structs.replace(admit, **fresh))
+        it = worker.send_admit(with_fields(admit, **fresh))
         box.until(lambda: is_done(it))
         assert it.fault is None
         return answer_of(it)
@@ -438,7 +438,7 @@ def test_a_call_is_in_the_grammar_from_the_token_that_begins_it(
     num_masks = 0
     for n, it in enumerate(held):
         answer = answer_of(it)
-        own = alone(structs.replace(worker_admit(n), max_tokens=200))
+        own = alone(with_fields(worker_admit(n), max_tokens=200))
         behind = find(own, trigger) + num
         assert answer[:behind] == own[:behind]
         at = num_calls = 0

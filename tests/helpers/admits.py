@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec import structs
 
-from slipstream_ipc.messages import Admit, RequestSpec, SamplingParams
+from slipstream_ipc.messages import Admit, Begun, Derived, RequestSpec, SamplingParams
 
-_OF_SPEC = RequestSpec.__struct_fields__
+PARTS = {"derived": Derived, "begun": Begun, "spec": RequestSpec}
 
 
 def admit_of(
@@ -21,14 +21,16 @@ def admit_of(
     output_ids: bytes = b"",
     **fields: Any,
 ) -> Admit:
-    plain = Admit(
-        stream_id, prompt_ids, RequestSpec(params), stop_token_ids, seed, max_tokens, output_ids
-    )
+    derived = Derived(seed, max_tokens, stop_token_ids)
+    plain = Admit(stream_id, prompt_ids, RequestSpec(params), derived, Begun(output_ids))
     return with_fields(plain, **fields)
 
 
 def with_fields(admit: Admit, **fields: Any) -> Admit:
     """The registration with other values of these fields, `answer` being its settings."""
-    own = {name: value for name, value in fields.items() if name in Admit.__struct_fields__}
-    rest = {name: value for name, value in fields.items() if name not in own}
-    return structs.replace(admit, **{"spec": structs.replace(admit.spec, **rest), **own})
+    for part, struct in PARTS.items():
+        names = [name for name in fields if name in struct.__struct_fields__]
+        if names:
+            values = {name: fields.pop(name) for name in names}
+            fields[part] = structs.replace(getattr(admit, part), **values)
+    return structs.replace(admit, **fields)

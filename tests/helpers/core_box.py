@@ -14,7 +14,6 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 import zmq
-from msgspec import structs
 from tests.helpers.admits import admit_of, with_fields
 from tests.helpers.patience import PATIENCE_S, Patience
 
@@ -138,7 +137,7 @@ class Held:
 
     @property
     def is_whole(self) -> bool:
-        return len(self.token_ids) == self.admit.max_tokens
+        return len(self.token_ids) == self.admit.derived.max_tokens
 
     @property
     def is_over(self) -> bool:
@@ -187,7 +186,7 @@ class StateWorker:
         return self.send_admit(with_fields(admit, **fields))
 
     def send_admit(self, admit: Admit) -> Held:
-        held = Held(admit, token_ids=u32(admit.output_ids).tolist())
+        held = Held(admit, token_ids=u32(admit.begun.output_ids).tolist())
         self.streams[admit.stream_id] = held
         self._waiting.append(admit)
         return held
@@ -224,9 +223,9 @@ class StateWorker:
                 self.rows[body.row] = held
             case Registered():
                 held = Held(body.registration, body.row, end=body.end, was_admitted=True)
-                held.token_ids = u32(body.registration.output_ids).tolist()
-                if body.registration.logprobs is not None:
-                    held.logprobs = entries(body.registration.logprobs)
+                held.token_ids = u32(body.registration.begun.output_ids).tolist()
+                if body.registration.begun.logprobs is not None:
+                    held.logprobs = entries(body.registration.begun.logprobs)
                 assert body.registration.stream_id not in self.streams
                 self.streams[body.registration.stream_id] = self.rows[body.row] = held
             case AdmissionRefused():
@@ -254,7 +253,7 @@ class StateWorker:
         here = [held for held in going_on if held.was_admitted]
         for held in going_on:
             if not held.was_admitted:
-                if len(held.token_ids) == len(held.admit.output_ids) // 4:
+                if len(held.token_ids) == len(held.admit.begun.output_ids) // 4:
                     self._waiting.append(held.admit)
                 else:
                     self._admit_again(held)
@@ -275,11 +274,11 @@ class StateWorker:
             return
         outputs = np.array(held.token_ids, np.uint32)
         self._waiting.append(
-            structs.replace(
+            with_fields(
                 held.admit,
                 output_ids=pack_u32(outputs),
                 logprobs=columns(held.logprobs) if held.logprobs else None,
-                was_accepted=held.was_admitted or held.admit.was_accepted,
+                was_accepted=held.was_admitted or held.admit.begun.was_accepted,
                 strikes=held.strikes,
             )
         )
@@ -309,7 +308,7 @@ class StateWorker:
             held.token_ids += token_ids[:count]
             del token_ids[:count]
             held.logprobs += logprobs[i]
-            assert len(held.token_ids) <= held.admit.max_tokens
+            assert len(held.token_ids) <= held.admit.derived.max_tokens
         assert not token_ids
         if self.is_reporting and step.is_awaited:
             self._waiting = deque(b for b in self._waiting if not isinstance(b, Report))

@@ -13,7 +13,7 @@ from slipstream_ipc.messages import (
     Fault,
     ModelCard,
     RequestSpec,
-    RequestTrace,
+    RequestTimes,
     SamplingParams,
     Submit,
     TraceContext,
@@ -29,9 +29,9 @@ FAULT = Fault("overloaded", "say plover")
 def stream(number: int, context: TraceContext) -> WorkerStream:
     stream_id = number.to_bytes(16, "big")
     submit = Submit(0, stream_id, Raw(b""), text="plover")
-    spec = RequestSpec(SamplingParams(), label=f"job {number}")
+    spec = RequestSpec(SamplingParams(), label=f"job {number}", trace=context)
     found = WorkerStream(stream_id, Stage.RENDERING, submit, spec)
-    found.trace = StreamTrace(RequestTrace(context, "chat", 1.0))
+    found.trace = StreamTrace(RequestTimes("chat", 1.0))
     return found
 
 
@@ -75,7 +75,8 @@ def test_no_tracestate_costs_a_span(collector: Collector, state: str) -> None:
 def test_a_span_has_the_parameters_that_were_given(collector: Collector, seed: int | None) -> None:
     one = stream(1, TraceContext(b"t" * 16))
     assert one.submit is not None
-    spec = RequestSpec(SamplingParams(seed=seed, top_p=0.5, max_tokens=3))
+    params = SamplingParams(seed=seed, top_p=0.5, max_tokens=3)
+    spec = RequestSpec(params, trace=TraceContext(b"t" * 16))
     card = ModelCard("m", "p", vocab_size=10, max_model_len=64, eos_token_ids=())
     one.registration = register(
         one.submit, pack_u32([1, 5]), b"c", card, spec=spec, fingerprint=b""

@@ -34,9 +34,22 @@ GROUPS = (MODEL, HTTP, SCHEDULING, MEMORY, COMPUTATION, STREAMS, NETWORK, NODES,
 """The groups of settings, in the order of help texts."""
 
 
-def _about(group: str, text: str, metavar: str | None = None) -> Meta:
-    """A setting's group, its description, and the placeholder of its value in help texts."""
-    return Meta(description=text, extra={"group": group, "metavar": metavar})
+_Process = Literal["core", "worker", "http", "supervisor"]
+
+
+def _about(
+    group: str,
+    text: str,
+    metavar: str | None = None,
+    *,
+    to: _Process | tuple[_Process, ...] = (),
+) -> Meta:
+    """A setting's group, its description, and the placeholder of its value in help texts.
+
+    to: the processes whose configs have it by its name, as it is given.
+    """
+    given_to = (to,) if isinstance(to, str) else to
+    return Meta(description=text, extra={"group": group, "metavar": metavar, "to": given_to})
 
 
 class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,17 +83,19 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             MODEL,
             "data type of weights and activations; auto is float32 on a CPU (bfloat16 for bfloat16 "
             "checkpoints on one with AMX), elsewhere the checkpoint's own",
+            to="core",
         ),
     ] = "auto"
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
-        _about(MODEL, "where the model runs; auto is a GPU if there is one"),
+        _about(MODEL, "where the model runs; auto is a GPU if there is one", to="core"),
     ] = "auto"
     max_model_len: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         _about(
             MODEL,
             "longest request in tokens, prompt and output together (default: the model's limit)",
+            to="core",
         ),
     ] = None
     tool_format: Annotated[
@@ -90,6 +105,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "how the model writes tool calls: a name that `slipstream formats` lists, or none "
             "(default: by its chat template)",
             "NAME",
+            to="worker",
         ),
     ] = None
     reasoning_format: Annotated[
@@ -99,6 +115,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "how the model writes its reasoning: a name that `slipstream formats` lists, or none "
             "(default: by its chat template)",
             "NAME",
+            to="worker",
         ),
     ] = None
     hf_overrides: Annotated[
@@ -149,7 +166,11 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
     trust_remote_code: Annotated[
         bool,
-        _about(MODEL, "run Python code from the model's folder, with all of your permissions"),
+        _about(
+            MODEL,
+            "run Python code from the model's folder, with all of your permissions",
+            to=("core", "worker"),
+        ),
     ] = False
     http_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
@@ -238,7 +259,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
     access_log: Annotated[
         Literal["off", "text", "json"],
-        _about(HTTP, "log each HTTP request to standard error, in this form"),
+        _about(HTTP, "log each HTTP request to standard error, in this form", to="http"),
     ] = "off"
     metrics_prefix: Annotated[
         str,
@@ -248,6 +269,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "what the names of metrics begin with, before a colon; with vllm, dashboards made for "
             "vLLM show them",
             "NAME",
+            to="http",
         ),
     ] = "slipstream"
     strict_fields: Annotated[
@@ -256,6 +278,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             HTTP,
             "refuse requests to OpenAI's and Anthropic's endpoints that have unknown fields, which "
             "are otherwise ignored and named in the answer's headers",
+            to="http",
         ),
     ] = False
     openai_strict_finish: Annotated[
@@ -272,6 +295,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             SCHEDULING,
             "maximum number of requests that run at the same time (default: 256; 1024 on a large "
             "GPU)",
+            to="core",
         ),
     ] = None
     max_num_batched_tokens: Annotated[
@@ -280,6 +304,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             SCHEDULING,
             "maximum number of tokens in one step, over all requests (default: 2048; 8192 on a "
             "large GPU)",
+            to="core",
         ),
     ] = None
     max_waiting: Annotated[
@@ -289,6 +314,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             SCHEDULING,
             "maximum number of waiting requests of a tenant (all together: twice that); more are "
             "refused (HTTP 503)",
+            to="core",
         ),
     ] = 16384
     max_waiting_tokens: Annotated[
@@ -297,6 +323,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             SCHEDULING,
             "maximum number of tokens in waiting requests of a tenant (default: as many as 1/16 of "
             "memory holds)",
+            to="core",
         ),
     ] = None
     stream_interval: Annotated[
@@ -306,6 +333,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "minimum number of tokens between two deltas of a stream; auto sends a delta when the "
             "reader has room",
             "N",
+            to="worker",
         ),
     ] = "auto"
     kv_cache_gib: Annotated[
@@ -326,17 +354,22 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "fraction of the GPU's memory to use, 0 to 1; the key-value cache gets what the model "
             "and its largest step leave",
             "FRACTION",
+            to="core",
         ),
     ] = 0.9
     block_size: Annotated[
-        int, Meta(ge=1, le=256), _about(MEMORY, "tokens in a block of the key-value cache")
+        int,
+        Meta(ge=1, le=256),
+        _about(MEMORY, "tokens in a block of the key-value cache", to="core"),
     ] = 16
     num_blocks: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        _about(MEMORY, "number of cache blocks, in place of a size (default: what fits)"),
+        _about(
+            MEMORY, "number of cache blocks, in place of a size (default: what fits)", to="core"
+        ),
     ] = None
     enable_prefix_caching: Annotated[
-        bool, _about(MEMORY, "reuse the cache of equal beginnings of prompts")
+        bool, _about(MEMORY, "reuse the cache of equal beginnings of prompts", to="core")
     ] = True
     state_cache_gib: Annotated[
         Annotated[float, Meta(ge=0, le=1 << 20)] | None,
@@ -346,6 +379,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "cache keeps of hybrid models (default: a tenth, or up to a quarter for 16 states; 0 "
             "turns prefix caching off for them)",
             "GIB",
+            to="core",
         ),
     ] = None
     share_prefix_cache: Annotated[
@@ -354,6 +388,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             MEMORY,
             "reuse it among all keys: usage tells each how far its prompts begin as another's "
             "(default: a key reuses what it has sent itself)",
+            to="worker",
         ),
     ] = False
     max_logprobs: Annotated[
@@ -363,6 +398,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             MEMORY,
             "maximum number of log-probabilities per token that a request may ask for; -1 allows "
             "the whole vocabulary",
+            to="core",
         ),
     ] = 20
     logprobs_gib: Annotated[
@@ -373,6 +409,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "memory for the log-probabilities of all requests, in each process, in GiB; requests "
             "beyond it wait",
             "GIB",
+            to="core",
         ),
     ] = 2.0
     response_store_mib: Annotated[
@@ -383,6 +420,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "memory for answers that are kept for later requests, in the core and as much in the "
             "output workers, in MiB; 0 keeps none",
             "MIB",
+            to="core",
         ),
     ] = 64.0
     threads: Annotated[
@@ -391,6 +429,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             COMPUTATION,
             "threads that compute on a CPU, of each rank if there are several (default: one for "
             "each core that may be used, shared out among ranks)",
+            to="core",
         ),
     ] = None
     tensor_parallel_size: Annotated[
@@ -400,6 +439,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             COMPUTATION,
             "number of devices, or of processes on a CPU, that compute the model together, each "
             "with a slice of it; needs slipstream[tp]; not tried on cards yet",
+            to="core",
         ),
     ] = 1
     native: Annotated[
@@ -407,6 +447,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about(
             COMPUTATION,
             "use Slipstream's own kernels: Triton on a GPU, C for float32 on a CPU; else torch's",
+            to="core",
         ),
     ] = True
     attention_backend: Annotated[
@@ -415,10 +456,12 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             COMPUTATION,
             "what attends: Triton's kernels, which need a GPU, or torch's operators; auto takes "
             "Triton's where they can serve",
+            to="core",
         ),
     ] = "auto"
     enforce_eager: Annotated[
-        bool, _about(COMPUTATION, "use no CUDA graphs; small steps are slower without them")
+        bool,
+        _about(COMPUTATION, "use no CUDA graphs; small steps are slower without them", to="core"),
     ] = False
     cuda_graph_sizes: Annotated[
         tuple[Annotated[int, Meta(ge=1)], ...],
@@ -427,6 +470,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             COMPUTATION,
             "batch size to record a CUDA graph for (default: 1, 2, 4, 8, 16, 24, ...)",
             "N",
+            to="core",
         ),
     ] = ()
     cuda_graphs_over_ranks: Annotated[
@@ -435,6 +479,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             COMPUTATION,
             "with --tensor-parallel-size, use CUDA graphs too, sums over the cards included; "
             "untried on cards",
+            to="core",
         ),
     ] = False
     enable_torch_symm_mem: Annotated[
@@ -443,27 +488,40 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             COMPUTATION,
             "with --tensor-parallel-size, make small sums over the cards of a machine in memory "
             "that they share, in place of NCCL; untried on cards",
+            to="core",
         ),
     ] = False
     grace_s: Annotated[
         float,
         Meta(ge=0),
-        _about(STREAMS, "how long a stream is kept for a client that has disconnected", "SECONDS"),
+        _about(
+            STREAMS,
+            "how long a stream is kept for a client that has disconnected",
+            "SECONDS",
+            to="worker",
+        ),
     ] = 60.0
     client_timeout_s: Annotated[
         float,
         Meta(gt=0),
-        _about(STREAMS, "silence after which a client is probed", "SECONDS"),
+        _about(STREAMS, "silence after which a client is probed", "SECONDS", to="worker"),
     ] = 5.0
     hang_timeout_s: Annotated[
         float,
         Meta(ge=1),
-        _about(STREAMS, "silence after which a process counts as hung and is replaced", "SECONDS"),
+        _about(
+            STREAMS,
+            "silence after which a process counts as hung and is replaced",
+            "SECONDS",
+            to=("core", "worker", "http", "supervisor"),
+        ),
     ] = 10.0
     step_timeout_s: Annotated[
         float,
         Meta(gt=0),
-        _about(STREAMS, "duration after which a step's device counts as stuck", "SECONDS"),
+        _about(
+            STREAMS, "duration after which a step's device counts as stuck", "SECONDS", to="core"
+        ),
     ] = 600.0
     output_workers: Annotated[
         int,
@@ -479,10 +537,13 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             STREAMS,
             "maximum number of restarts of a process within --restart-window-s; one more ends the "
             "server",
+            to="supervisor",
         ),
     ] = 10
     restart_window_s: Annotated[
-        float, Meta(gt=0), _about(STREAMS, "period in which --max-restarts counts", "SECONDS")
+        float,
+        Meta(gt=0),
+        _about(STREAMS, "period in which --max-restarts counts", "SECONDS", to="supervisor"),
     ] = 300.0
     spare_worker: Annotated[
         bool,
@@ -498,7 +559,12 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     drain_s: Annotated[
         float,
         Meta(ge=0),
-        _about(STREAMS, "how long running requests may go on after SIGINT or SIGTERM", "SECONDS"),
+        _about(
+            STREAMS,
+            "how long running requests may go on after SIGINT or SIGTERM",
+            "SECONDS",
+            to="supervisor",
+        ),
     ] = 10.0
     listen: Annotated[
         str | None,
@@ -580,6 +646,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             DIAGNOSIS,
             "log a line on throughput and load this often while there is work; 0 logs none",
             "SECONDS",
+            to="supervisor",
         ),
     ] = 5.0
     trace: Annotated[
@@ -751,6 +818,15 @@ def _whole_number(text: str) -> int | str:
 @cache  # the command line reads each option once for each command
 def _type_info(name: str) -> inspect.Type:
     return inspect.type_info(_FIELDS[name].type)
+
+
+def passed_to(process: _Process, settings: StackSettings) -> dict[str, Any]:
+    """The settings that a process's config has by their names, as they are given."""
+    return {
+        name: getattr(settings, name)
+        for name in _FIELDS
+        if process in (_metadata(name).extra or {})["to"]
+    }
 
 
 def description(name: str) -> str:

@@ -78,7 +78,7 @@ def measure_route(num_replicas: int, prompt_chars: int, num_requests: int) -> Ro
         begin = clock()
         member.note_load(now, running=running, queued_tokens=queued, kept_since_s=90.0)
         heard = clock()
-        key = chat_key(turns, "model")
+        key = chat_key(turns, b"model")
         keyed = clock()
         chosen = placement.choose(key, key.prompt_len, members, now)
         placed = clock()

@@ -33,7 +33,7 @@ from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated.simulated_runner import load_simulated
 from slipstream_core.step.plan import Runner, StepPlan
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import Admit, RequestSpec, SamplingParams, Step, Welcome
+from slipstream_ipc.messages import Admit, Derived, RequestSpec, SamplingParams, Step, Welcome
 from slipstream_lab.common.memory_wire import MemoryNetwork
 from slipstream_worker.core_link import CoreLink
 
@@ -109,9 +109,7 @@ class CoreParts:
                     stream_id=index.to_bytes(16, "little"),
                     prompt_ids=pack_u32(random.integers(0, self._runner.info.vocab_size, length)),
                     spec=RequestSpec(SamplingParams(temperature=0.0, max_tokens=max_tokens)),
-                    stop_token_ids=(),
-                    seed=index,
-                    max_tokens=max_tokens,
+                    derived=Derived(seed=index, max_tokens=max_tokens),
                 )
             )
         self._until(lambda: self._core.scheduler.num_waiting == batch)

@@ -161,18 +161,18 @@ class GrammarCompiler:
             except (ValueError, OSError) as error:
                 raise GrammarError(f"{_FIELD}: not supported for this model: {error}") from error
             self._trial = GrammarTrial(self._vocabulary)
-        grammar = self._compiled(self._vocabulary, outputs, admit.frame)
+        grammar = self._compiled(self._vocabulary, outputs, admit.derived.frame)
         if has_triggers(admit):
             nothing = ids_as_mask((), self._vocabulary.vocab_size)
             ends = self._vocabulary.ends
             calls = CallMatcher(lambda: GrammarMatcher(grammar, frozenset(), nothing, ends))
             return calls, grammar.left_out
         # a request that ignores the model's end tokens may end with its own stop tokens
-        end_ids = self._vocabulary.eos_ids.intersection(admit.stop_token_ids)
-        end_ids = end_ids or frozenset(admit.stop_token_ids)
+        end_ids = self._vocabulary.eos_ids.intersection(admit.derived.stop_token_ids)
+        end_ids = end_ids or frozenset(admit.derived.stop_token_ids)
         end_mask = ids_as_mask(end_ids, self._vocabulary.vocab_size)
         state = GrammarMatcher(grammar, end_ids, end_mask, self._vocabulary.ends)
-        token_ids, reasoning = u32(admit.output_ids).tolist(), reasoning_state(admit)
+        token_ids, reasoning = u32(admit.begun.output_ids).tolist(), reasoning_state(admit)
         if reasoning is not None:
             start = reasoning.grammar_start
             token_ids = [] if start is None else token_ids[start:]
@@ -226,8 +226,8 @@ def _refused(admit: Admit, error: GrammarError) -> Fault:
     """The fault of a request whose grammar does not compile; that of a forced call is made of the
     request's tools, as is what structured output stands in where there are some.
     """
-    forces_calls = admit.answer is not None and admit.answer.options.forces_calls
-    has_tools = admit.answer is not None and bool(admit.answer.tools)
+    forces_calls = admit.derived.answer is not None and admit.derived.answer.options.forces_calls
+    has_tools = admit.derived.answer is not None and bool(admit.derived.answer.tools)
     if forces_calls or has_triggers(admit) or (isinstance(error, FrameError) and has_tools):
         why = str(error).removeprefix(f"{_FIELD}.grammar: ").removeprefix(f"{_FIELD}: ")
         what = "a call of them cannot be forced" if forces_calls else "calls cannot be kept to them"

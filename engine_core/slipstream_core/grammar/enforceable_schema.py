@@ -48,6 +48,9 @@ _APPLICATORS = (
 )
 _NAMES_OF_PLACES = ("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_MEET_PATTERNS = ("patternProperties", "minProperties", "maxProperties")
+_MORE = "additionalProperties"
+_PLAIN_NAME = r"^[^\x00-\x1f\x7f]*$"
 _MAX_LOOKS = 2**14  # at pairs of schemas, for one schema
 _MAX_DEPTH = 8  # of schemas within each other that are told apart
 
@@ -110,7 +113,30 @@ def enforceable(
             exact = exact_grammar(document, cleaner.inexact, prefix)
         except NotExact as error:
             cleaner.leave_numbers(error.numbers)
+    if exact is None:
+        _spell_names_once(document, without)
     return Enforceable(root, tuple(dict.fromkeys(cleaner.left_out)), exact)
+
+
+def _spell_names_once(document: SchemaDocument, without: set[int]) -> None:
+    """Write properties of any other name as those that a pattern takes: the library spells what a
+    pattern takes in one way, but lets any character of another name be escaped, those of a known
+    one, too: `{"a": 1, "\\u0061": 2}`. The pattern takes no control characters: they would have
+    two spellings, and masks would cost more (decision 021).
+
+    Schemas stay as they are where the pattern would meet other ones, or bounds of their number.
+    """
+    schemas = [place.schema for each, place in document.places.items() if each not in without]
+    if any(word in schema for schema in schemas for word in _MEET_PATTERNS):
+        return
+    referred = {id(document.target(schema)) for schema in schemas if "$ref" in schema}
+    for schema in schemas:
+        more = schema.get(_MORE, True)
+        is_open = _is_any(more) and (more is True or id(more) not in referred)
+        if is_open and (schema.get("properties") or schema.get("required")):
+            others = {word: each for word, each in schema.items() if word != _MORE}
+            schema.clear()  # in front: the library reads what stands before `allOf` by itself
+            schema.update({"patternProperties": {_PLAIN_NAME: True}, _MORE: False, **others})
 
 
 def _without_endless(document: SchemaDocument, endless: set[int]) -> set[int]:

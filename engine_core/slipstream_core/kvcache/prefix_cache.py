@@ -32,13 +32,6 @@ _U32 = np.dtype("<u4")
 _NO_BLOCKS: Int32s = np.empty(0, np.int32)
 
 
-def root_digest(model_salt: str, salt: str) -> bytes:
-    """The digest before the first block of every request of this model and tenant."""
-    parts = [part.encode("utf-8", "surrogatepass") for part in (model_salt, salt)]
-    framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-    return blake2b(framed, digest_size=_DIGEST_BYTES).digest()
-
-
 def next_digest(before: bytes, block_tokens: bytes) -> bytes:
     """The digest of a block: `before` is that of the block before it, or the root."""
     return blake2b(before + block_tokens, digest_size=_DIGEST_BYTES).digest()
@@ -47,10 +40,9 @@ def next_digest(before: bytes, block_tokens: bytes) -> bytes:
 class PrefixCache:
     """Digests of the blocks of `pool`, and the chain of digests of each request by row."""
 
-    def __init__(self, pool: BlockPool, block_size: int, model_salt: str = "") -> None:
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self._block_bytes = 4 * block_size
-        self._model_salt = model_salt
         # by row: the root, and the digests of its full blocks so far; they outlive preemptions
         self._chains: dict[int, list[bytes]] = {}
         self._block_of: dict[bytes, int] = {}
@@ -58,9 +50,9 @@ class PrefixCache:
         self.num_query_tokens = 0  # tokens of admitted requests
         self.num_hit_tokens = 0  # of those, tokens that were in the cache
 
-    def open(self, row: int, salt: str) -> None:
-        """Start a request."""
-        self._chains[row] = [root_digest(self._model_salt, salt)]
+    def open(self, row: int, root: bytes) -> None:
+        """Start a request, whose blocks are named under this digest (`root_digest`)."""
+        self._chains[row] = [root]
 
     def close(self, row: int) -> None:
         """Remove a request; its blocks keep their digests."""

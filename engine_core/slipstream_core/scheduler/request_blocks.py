@@ -30,7 +30,6 @@ from slipstream_core.scheduler.request_table import NO_SLOT, RequestTable, SlotT
 from slipstream_core.scheduler.state_marks import state_marks
 from slipstream_core.step.plan import SnapshotPlan
 from slipstream_ipc.history.token_log import TokenLog
-from slipstream_ipc.messages import RequestSpec
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -67,7 +66,6 @@ class RequestBlocks:
         num_blocks: int,
         block_size: int,
         enable_prefix_caching: bool,
-        model_salt: str,
         num_snapshots: int = 0,
     ) -> None:
         """num_snapshots: 0 for a model without recurrent states."""
@@ -79,7 +77,7 @@ class RequestBlocks:
         self._eviction_age = EvictionAge(self._pool)
         self._cache: PrefixCache | None = None
         if enable_prefix_caching:
-            self._cache = PrefixCache(self._pool, block_size, model_salt)
+            self._cache = PrefixCache(self._pool, block_size)
         self.snapshots = Snapshots(num_snapshots)
         self._has_snapshots = self._cache is not None and num_snapshots > 0
         # of the step that is being planned: (row, snapshot), and (row, tokens, snapshot)
@@ -116,10 +114,10 @@ class RequestBlocks:
         """Tokens of admitted requests that were found in the prefix cache."""
         return 0 if self._cache is None else self._cache.num_hit_tokens
 
-    def open(self, row: int, spec: RequestSpec) -> None:
+    def open(self, row: int, prefix_root: bytes) -> None:
         """Start a request."""
         if self._cache is not None:
-            self._cache.open(row, spec.cache_salt)
+            self._cache.open(row, prefix_root)
 
     def close(self, rows: Int64s) -> None:
         """Remove requests, which hold no blocks any more."""

@@ -57,6 +57,7 @@ class NewRequest:
     max_tokens: int  # outputs, counted from the prompt's end
     spec: RequestSpec
     seed: int  # int64
+    prefix_root: bytes = b""  # only requests with an equal one share cached blocks
     stop_token_ids: tuple[int, ...] = ()  # that end it: not sampled before min_tokens
     worker_ends: bool = True  # only the worker sees some ends, such as stop strings
     is_suspect: bool = False  # runs alone until it has sampled a token

@@ -79,7 +79,6 @@ class Scheduler:
         max_model_len: int,
         max_unacked: int = 64,
         enable_prefix_caching: bool = False,
-        model_salt: str = "",
         logprob_budget: LogprobBudget | None = None,
         has_states: bool = False,
         num_snapshots: int = 0,
@@ -90,7 +89,6 @@ class Scheduler:
         `max_unacked` is how many outputs a request with `worker_ends` may be ahead of its worker.
         `logprob_budget` holds the reservations of rows that want log-probabilities, and its owner
         opens and closes them there; None: no bound.
-        `model_salt` separates the digests of cached blocks from those of another model.
         `has_states`: the model carries recurrent states; `num_snapshots` of them can be kept, and
         without any nothing is cached.
 
@@ -117,7 +115,6 @@ class Scheduler:
             num_blocks=num_blocks,
             block_size=block_size,
             enable_prefix_caching=enable_prefix_caching and (num_snapshots > 0 or not has_states),
-            model_salt=model_salt,
             num_snapshots=num_snapshots if has_states else 0,
         )
         self._logprob_budget = LogprobBudget() if logprob_budget is None else logprob_budget
@@ -255,7 +252,7 @@ class Scheduler:
         self._requests.add(request, known=known, limit=limit, run_ahead=run_ahead)
         if request.reasoning is not None:
             self._reasoning.add(row, request.reasoning, request.masked_ids)
-        self._blocks.open(row, request.spec)
+        self._blocks.open(row, request.prefix_root)
         if request.num_prompt_logprobs >= 0:
             self._prompts.add(row, request.prompt_len, request.num_prompt_logprobs)
         self._suspects.added(row)

@@ -65,14 +65,15 @@ class Admission:
         if len(admit.stream_id) != ID_BYTES:
             why = f"{len(admit.stream_id)} bytes, allowed: {ID_BYTES}"
             return Fault("bad_request", why, "stream_id")
+        derived = admit.derived
         prompt = u32(admit.prompt_ids, "prompt_ids")
-        outputs = u32(admit.output_ids, "output_ids")
-        total = len(prompt) + admit.max_tokens
+        outputs = u32(admit.begun.output_ids, "output_ids")
+        total = len(prompt) + derived.max_tokens
         for field, largest in (
             ("prompt_token_ids", int(prompt.max(initial=0))),
             ("output_ids", int(outputs.max(initial=0))),
-            ("stop_token_ids", max(admit.stop_token_ids, default=0)),
-            ("reasoning", _largest(admit.reasoning)),
+            ("stop_token_ids", max(derived.stop_token_ids, default=0)),
+            ("reasoning", _largest(derived.reasoning)),
         ):
             if largest >= self.card.vocab_size:
                 why = f"token id {largest}, allowed: [0, {self.card.vocab_size})"
@@ -80,11 +81,11 @@ class Admission:
         if not len(prompt) or total > self.card.max_model_len:
             why = f"{total} tokens, allowed: at most {self.card.max_model_len}, with a prompt"
             return Fault("bad_request", why, "prompt")
-        if len(outputs) >= admit.max_tokens:
-            why = f"{len(outputs)} outputs already, allowed: fewer than {admit.max_tokens}"
+        if len(outputs) >= derived.max_tokens:
+            why = f"{len(outputs)} outputs already, allowed: fewer than {derived.max_tokens}"
             return Fault("bad_request", why, "output_ids")
         try:
-            check_ending(admit.spec.params, admit.stop_token_ids)
+            check_ending(admit.spec.params, derived.stop_token_ids)
         except BadRequest as error:
             return error.fault
         if not self.fits(total):
@@ -93,10 +94,10 @@ class Admission:
         try:
             check_rules(
                 admit.spec.params,
-                unpack_words(admit.bad_word_ids, admit.bad_word_counts),
+                unpack_words(derived.bad_word_ids, derived.bad_word_counts),
                 vocab_size=self.card.vocab_size,
-                stop_ids=admit.stop_token_ids,
-                max_tokens=admit.max_tokens,
+                stop_ids=derived.stop_token_ids,
+                max_tokens=derived.max_tokens,
             )
         except BadRequest as error:
             return error.fault
@@ -106,7 +107,7 @@ class Admission:
         params, num_prompt = admit.spec.params, len(admit.prompt_ids) // 4
         try:
             check_num_logprobs(params, self.card)
-            check_logprob_bytes(params, num_prompt, admit.max_tokens, self.card.vocab_size)
+            check_logprob_bytes(params, num_prompt, admit.derived.max_tokens, self.card.vocab_size)
         except BadRequest as error:
             return error.fault
         if -1 in (params.logprobs, params.prompt_logprobs):
@@ -115,19 +116,19 @@ class Admission:
             return Fault(
                 "bad_request", "None, allowed: the number of logprob_token_ids", "logprobs"
             )
-        if admit.prompt_logprobs is not None:
+        if admit.begun.prompt_logprobs is not None:
             prompt_width = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs
             try:
-                check_entry(admit.prompt_logprobs, num_prompt - 1, prompt_width)
+                check_entry(admit.begun.prompt_logprobs, num_prompt - 1, prompt_width)
             except ProtocolError as error:
                 return Fault("bad_request", str(error), "prompt_logprobs")
         width = 0 if admit.spec.params.logprobs is None else 1 + admit.spec.params.logprobs
-        if admit.logprobs is not None:
+        if admit.begun.logprobs is not None:
             try:
-                check_entry(admit.logprobs, num_scored(admit), width)
+                check_entry(admit.begun.logprobs, num_scored(admit), width)
             except ProtocolError as error:
                 return Fault("bad_request", str(error), "logprobs")
-        num_bytes = 4 * total + admit.max_tokens * (8 * width + 4) + _OTHER_BYTES
+        num_bytes = 4 * total + admit.derived.max_tokens * (8 * width + 4) + _OTHER_BYTES
         num_bytes += 0 if admit.spec.keep is None else len(admit.spec.keep.record)
         if num_bytes > MAX_CORE_MESSAGE_BYTES:
             why = (
@@ -139,7 +140,7 @@ class Admission:
 
     def _overload(self, admit: Admit, waiting: WaitingLoad) -> Fault | None:
         most, most_tokens = self.max_waiting, self.max_waiting_tokens
-        if admit.was_accepted:
+        if admit.begun.was_accepted:
             most, most_tokens = self.max_readmitted, self.max_readmitted_tokens
         # no more than is still free of twice the bound
         if waiting.own_num >= 2 * most - waiting.num:
@@ -162,7 +163,7 @@ def _largest(reasoning: ReasoningIds | None) -> int:
 
 def num_tokens_of(admit: Admit) -> int:
     """Tokens that have to be computed before the next output."""
-    return (len(admit.prompt_ids) + len(admit.output_ids)) // 4
+    return (len(admit.prompt_ids) + len(admit.begun.output_ids)) // 4
 
 
 def _full(own: int, num: int, what: str) -> str:
@@ -173,16 +174,17 @@ def _full(own: int, num: int, what: str) -> str:
 
 def is_same(one: Admit, other: Admit) -> bool:
     """True if two registrations are of the same request, whatever their progress."""
-    if one.fingerprint or other.fingerprint:
-        return one.fingerprint == other.fingerprint
-    names = ("prompt_ids", "stop_token_ids", "seed", "max_tokens")
-    is_alike = all(getattr(one, name) == getattr(other, name) for name in names)
+    if one.derived.fingerprint or other.derived.fingerprint:
+        return one.derived.fingerprint == other.derived.fingerprint
+    names = ("stop_token_ids", "seed", "max_tokens")
+    is_alike = all(getattr(one.derived, name) == getattr(other.derived, name) for name in names)
+    is_alike = is_alike and one.prompt_ids == other.prompt_ids
     return is_alike and content_of(one.spec) == content_of(other.spec)
 
 
 def wants_prompt(admit: Admit) -> bool:
     """True if the log-probabilities of the prompt have to be computed here."""
-    return admit.spec.params.prompt_logprobs is not None and admit.prompt_logprobs is None
+    return admit.spec.params.prompt_logprobs is not None and admit.begun.prompt_logprobs is None
 
 
 def new_request(
@@ -192,21 +194,22 @@ def new_request(
 ) -> NewRequest:
     """The scheduler's request for a registration."""
     admit = stream.registration
-    params = admit.spec.params
+    params, derived = admit.spec.params, admit.derived
     end_ids = () if grammar is None else grammar.end_ids
     return NewRequest(
         row=stream.row,
         prompt_len=stream.prompt_len,
-        max_tokens=admit.max_tokens,
+        max_tokens=derived.max_tokens,
         spec=admit.spec,
-        seed=admit.seed,
-        stop_token_ids=admit.stop_token_ids,
-        worker_ends=bool(admit.stop_token_ids or params.stop or params.repetition_detection),
-        is_suspect=admit.strikes >= _STRIKES_TO_SUSPECT,
+        seed=derived.seed,
+        prefix_root=derived.prefix_root,
+        stop_token_ids=derived.stop_token_ids,
+        worker_ends=bool(derived.stop_token_ids or params.stop or params.repetition_detection),
+        is_suspect=admit.begun.strikes >= _STRIKES_TO_SUSPECT,
         use_prefix_cache=not wants_prompt(admit),
         num_prompt_logprobs=(params.prompt_logprobs or 0) if wants_prompt(admit) else -1,
         constraints=token_constraints(
-            params, unpack_words(admit.bad_word_ids, admit.bad_word_counts)
+            params, unpack_words(derived.bad_word_ids, derived.bad_word_counts)
         ),
         has_grammar=grammar is not None,
         reasoning=reasoning,

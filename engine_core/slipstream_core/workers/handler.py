@@ -190,7 +190,7 @@ class WorkerHandler:
         for ready in self._pending.ready():
             if ready.fault is not None:
                 self._senders[ready.worker].enqueue(
-                    AdmissionRefused(ready.admit.stream_id, ready.fault, ready.admit.moves)
+                    AdmissionRefused(ready.admit.stream_id, ready.fault, ready.admit.begun.moves)
                 )
             else:
                 self._manager.add_stream(ready.worker, ready.admit, ready.grammar, now)
@@ -349,7 +349,7 @@ class WorkerHandler:
             self._manager.send_prompt_logprobs(stream)
             self._manager.send_times(stream)
             # the outputs of the registration need not be sent
-            num_outputs = len(stream.registration.output_ids) // 4
+            num_outputs = len(stream.registration.begun.output_ids) // 4
             self._manager.send_from(stream, stream.prompt_len + num_outputs)
         forgotten = tuple(self._forgotten)
         for begin in range(0, len(forgotten), _FORGOTTEN_PER_MESSAGE):
@@ -363,14 +363,14 @@ class WorkerHandler:
         sender = self._senders[worker]
         if sender.stated_ids is not None:
             sender.stated_ids.add(admit.stream_id)
-        known = self._streams.get(admit.stream_id)
-        if known is not None and known.worker == worker and known.registration.moves < admit.moves:
+        known, moves = self._streams.get(admit.stream_id), admit.begun.moves
+        if known is not None and known.worker == worker and known.registration.begun.moves < moves:
             self._manager.forget(known)  # its Forget was lost with the link
             known = None
         if known is not None:
             if known.worker != worker or not is_same(known.registration, admit):
                 fault = Fault("conflict", "this stream id is used by another request")
-                sender.enqueue(AdmissionRefused(admit.stream_id, fault, admit.moves))
+                sender.enqueue(AdmissionRefused(admit.stream_id, fault, moves))
                 return
             if not self._is_ahead_of(known, admit):
                 self._admit_again(sender, known, admit)
@@ -379,12 +379,12 @@ class WorkerHandler:
         pending = self._pending.get(admit.stream_id)
         if pending is not None and (pending[0] != worker or not is_same(pending[1], admit)):
             fault = Fault("conflict", "this stream id is used by another request")
-            sender.enqueue(AdmissionRefused(admit.stream_id, fault, admit.moves))
+            sender.enqueue(AdmissionRefused(admit.stream_id, fault, moves))
             return
         fault_or_none = self._admission.objection(admit, self._waiting(admit.spec.tenant))
         if fault_or_none is not None:
             self._pending.drop(admit.stream_id)
-            sender.enqueue(AdmissionRefused(admit.stream_id, fault_or_none, admit.moves))
+            sender.enqueue(AdmissionRefused(admit.stream_id, fault_or_none, moves))
         elif admit.spec.params.structured_outputs is None and self._pending.reserve(admit):
             self._manager.add_stream(worker, admit, None, self._now)
         else:
@@ -404,14 +404,14 @@ class WorkerHandler:
     def _is_ahead_of(self, stream: CoreStream, admit: Admit) -> bool:
         """True if a registration has all of a running stream's outputs, and more."""
         num_here = self._manager.num_outputs(stream)
-        outputs = u32(admit.output_ids, "output_ids")
+        outputs = u32(admit.begun.output_ids, "output_ids")
         if stream.is_over or len(outputs) <= num_here:
             return False
         return np.array_equal(self._manager.outputs(stream, num_here), outputs[:num_here])
 
     def _admit_again(self, sender: WorkerSender, stream: CoreStream, admit: Admit) -> None:
         """Go on with a known stream from the position in its worker's registration."""
-        outputs = u32(admit.output_ids, "output_ids")
+        outputs = u32(admit.begun.output_ids, "output_ids")
         if self._cursors.is_open(stream.row):  # a repeated admission
             self._manager.send_admitted(stream)
         else:
@@ -452,7 +452,7 @@ class WorkerHandler:
                 if stream.registration.stream_id not in stated_ids:
                     if stream.is_over:
                         admit = stream.registration
-                        self._forgotten.append((admit.stream_id, admit.moves))
+                        self._forgotten.append((admit.stream_id, admit.begun.moves))
                     self._forget(stream)  # its Forget was lost with the link
             sender.stated_ids = None
             sender.enqueue(SyncDone())
@@ -464,7 +464,10 @@ class WorkerHandler:
         num_here = self._manager.num_outputs(stream)
         admit = stream.registration
         # the core has no log-probabilities of outputs that came with the registration
-        lacks = admit.spec.params.logprobs is not None and num_outputs < len(admit.output_ids) // 4
+        lacks = (
+            admit.spec.params.logprobs is not None
+            and num_outputs < len(admit.begun.output_ids) // 4
+        )
         is_longer = num_outputs > num_here
         if (
             is_longer
@@ -474,7 +477,7 @@ class WorkerHandler:
             fault = Fault("diverged", "the core has another history of this stream")
             self._manager.end(stream, End("error", num_outputs, fault=fault))
             # even where the stream ended before: none of its history can be sent
-            sender.enqueue(AdmissionRefused(admit.stream_id, fault, admit.moves))
+            sender.enqueue(AdmissionRefused(admit.stream_id, fault, admit.begun.moves))
             return
         self._manager.send_admitted(stream)
         self._manager.send_prompt_logprobs(stream)

@@ -102,8 +102,9 @@ class PendingAdmissions:
             if admit is not compiled.admit:
                 continue  # dropped or replaced meanwhile
             if compiled.left_out:
-                names = dict.fromkeys((*admit.left_out, *compiled.left_out))
-                admit = replace(admit, left_out=tuple(names)[:MAX_LEFT_OUT])
+                names = dict.fromkeys((*admit.derived.left_out, *compiled.left_out))
+                left_out = tuple(names)[:MAX_LEFT_OUT]
+                admit = replace(admit, derived=replace(admit.derived, left_out=left_out))
             found = ReadyAdmission(worker, admit, compiled.state, compiled.fault)
             if found.fault is None and not self.reserve(admit):
                 self._ask(found)
@@ -125,7 +126,7 @@ class PendingAdmissions:
         Fails where others already queue for room. A registration that succeeds is pending no
         longer.
         """
-        is_first = admit.was_accepted or not first_bytes(admit)
+        is_first = admit.begun.was_accepted or not first_bytes(admit)
         is_first = is_first or not (self._asking or self._asking_again)
         if not (is_first and self._reserve(admit)):
             return False
@@ -135,7 +136,7 @@ class PendingAdmissions:
     def _ask(self, admission: ReadyAdmission) -> None:
         """Queue it for room; one that queues already keeps its place."""
         admit = admission.admit
-        queue = self._asking_again if admit.was_accepted else self._asking
+        queue = self._asking_again if admit.begun.was_accepted else self._asking
         if admit.stream_id not in queue:
             self._asks_no_more(admit.stream_id)
         queue[admit.stream_id] = admission
@@ -153,4 +154,6 @@ class PendingAdmissions:
                 del self._nums[admit.spec.tenant], self._num_tokens[admit.spec.tenant]
 
     def _reserve(self, admit: Admit) -> bool:
-        return self._logprob_budget.reserve(first_bytes(admit), was_accepted=admit.was_accepted)
+        return self._logprob_budget.reserve(
+            first_bytes(admit), was_accepted=admit.begun.was_accepted
+        )

@@ -348,9 +348,8 @@ int add_plain_step(PyObject *module)
     last_name = PyUnicode_InternFromString("last");
     if (width_name == NULL || latest_name == NULL || last_name == NULL)
         return -1;
-    numbers_type = type_of("slipstream_ipc._native", "LinkNumbers");
-    counts_type = type_of("slipstream_ipc._native", "StreakCounts");
-    if (numbers_type == NULL || counts_type == NULL)
+    if ((numbers_type = type_of("slipstream_ipc._native", "LinkNumbers")) == NULL ||
+        (counts_type = type_of("slipstream_ipc._native", "StreakCounts")) == NULL)
         return -1;
     return add_type(module, &spec) == NULL ? -1 : 0;
 }

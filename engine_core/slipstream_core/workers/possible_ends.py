@@ -50,8 +50,8 @@ class PossibleEnds(RowTable):
         self._asked = NO_ROWS, False
         params = admit.spec.params
         self._by_any[row] = bool(stop_strings(params)) or params.repetition_detection is not None
-        if admit.stop_token_ids:
-            ids = self._stop_ids[row] = frozenset(admit.stop_token_ids)
+        if admit.derived.stop_token_ids:
+            ids = self._stop_ids[row] = frozenset(admit.derived.stop_token_ids)
             self._num_rows_of.update(ids)
             num = max(ids) + 1
             if num > len(self._is_stop_id):

@@ -91,7 +91,7 @@ class StreamManager:
 
         Its room for log-probabilities has been reserved (`PendingAdmissions.reserve`).
         """
-        prompt, outputs = u32(admit.prompt_ids), u32(admit.output_ids)
+        prompt, outputs = u32(admit.prompt_ids), u32(admit.begun.output_ids)
         stream = self._streams.add(admit, worker)
         self._tokens.open(stream.row)
         self._tokens.extend(stream.row, prompt)
@@ -124,7 +124,7 @@ class StreamManager:
         self.send_from(stream, position)
         self._scheduler.add(request)
         self._counters.request_queued(stream.row, now)
-        if admit.trace is not None:
+        if admit.spec.trace is not None:
             self._untimed[stream.row] = stream
 
     def request_started(self, row: int, now: float) -> None:
@@ -134,17 +134,20 @@ class StreamManager:
         if stream is not None and not stream.scheduled_at:
             stream.scheduled_at = now
         stream = self._streams.at(row)
-        if stream is not None and stream.registration.num_cached_tokens is None:
+        if stream is not None and stream.registration.begun.num_cached_tokens is None:
             num_cached = min(self._scheduler.num_shared(row), stream.prompt_len)
-            stream.registration = replace(stream.registration, num_cached_tokens=num_cached)
+            begun = replace(stream.registration.begun, num_cached_tokens=num_cached)
+            stream.registration = replace(stream.registration, begun=begun)
             if num_cached:
                 self.send_admitted(stream)
 
     def send_admitted(self, stream: CoreStream) -> None:
         """Send a stream's row, and how much of its prompt was cached if that has been computed."""
         admit = stream.registration
-        num_cached = admit.num_cached_tokens or 0
-        admitted = Admitted(admit.stream_id, stream.row, num_cached, admit.moves, admit.left_out)
+        num_cached = admit.begun.num_cached_tokens or 0
+        admitted = Admitted(
+            admit.stream_id, stream.row, num_cached, admit.begun.moves, admit.derived.left_out
+        )
         self._senders[stream.worker].enqueue(admitted)
 
     def send_times(self, stream: CoreStream) -> None:
@@ -181,7 +184,7 @@ class StreamManager:
         sender = self._senders[stream.worker]
         admit = stream.registration
         for start, columns in self._prompts.pieces(stream.row):
-            piece = ComputedPromptLogprobs(admit.stream_id, start, columns, admit.moves)
+            piece = ComputedPromptLogprobs(admit.stream_id, start, columns, admit.begun.moves)
             sender.enqueue(piece)
 
     def add_prompt_logprobs(
@@ -225,7 +228,9 @@ class StreamManager:
 
     def send_fault(self, stream: CoreStream, fault: Fault) -> None:
         """Send what is left of a stream's tokens, then the fault that ended it."""
-        refused = AdmissionRefused(stream.registration.stream_id, fault, stream.registration.moves)
+        refused = AdmissionRefused(
+            stream.registration.stream_id, fault, stream.registration.begun.moves
+        )
         self._senders[stream.worker].close_with(stream.row, refused)
 
     def end(self, stream: CoreStream, end: End) -> None:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Struct
 
 from slipstream_ipc.messages import tags
-from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions
+from slipstream_ipc.messages.answer import AnswerEvent
 from slipstream_ipc.messages.fields import (
-    I64,
     MAX_CANCELLED,
     MAX_CHAT_TURNS,
-    MAX_OTHERS,
     U32,
     U64,
     CancelledState,
     Count,
     Identity,
     LeftOut,
-    LongText,
     StreamId,
     TurnChanges,
 )
@@ -31,64 +28,12 @@ from slipstream_ipc.messages.handshake import (
     Starting,
     Welcome,
 )
-from slipstream_ipc.messages.kept import KeepOptions, KeptAnswer
+from slipstream_ipc.messages.kept import KeptAnswer
 from slipstream_ipc.messages.replica import Inspect, Inspected, Load, Locate, Located
-from slipstream_ipc.messages.request import ChatMessage, TemplateOptions
-from slipstream_ipc.messages.shared import End, Fault, LogprobColumns, TraceContext
+from slipstream_ipc.messages.request import ChatMessage, Submit, TemplateOptions
+from slipstream_ipc.messages.shared import End, Fault, LogprobColumns
 
 # ---- client -> worker ----------------------------------------------------------------------
-
-
-class OtherAnswer(Struct, array_like=True, frozen=True):
-    """A further stream of a Submit, which differs from its first stream in these fields only."""
-
-    handle: U32
-    stream_id: StreamId
-    seed: I64 | None = None
-
-
-class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
-    """Request a stream. One of `text`, `token_ids`, `messages` is the prompt. `params` and the
-    fields of `RequestSpec` say what is asked of it.
-
-    An accepted stream that worker and core have both lost is submitted again with what its reader
-    has: `output_ids`, whose text is `num_chars` characters long. A reader that did not keep the ids
-    states `num_tokens` and their `checksum`: the stream is then computed from its beginning, and
-    sent from that position on.
-
-    Several answers to a prompt are requested in one Submit, so that the prompt is sent once. Each
-    of `others` is an independent stream, which may be submitted again on its own.
-    """
-
-    handle: U32  # the client's number for the stream within this session
-    stream_id: StreamId
-    params: Raw  # a SamplingParams map; decoded separately, so that errors name the request
-    text: str | None = None
-    token_ids: bytes = b""
-    messages: Annotated[tuple[ChatMessage, ...], Meta(max_length=MAX_CHAT_TURNS)] = ()
-    # the worker checks narrower limits of the next two, so that an error names the request
-    label: LongText = ""  # the user's name for the request; grants nothing
-    priority: int = 0  # lower runs first
-    was_accepted: bool = False  # exempts it from the bound on waiting requests
-    output_ids: bytes = b""
-    num_chars: Count = 0
-    cache_salt: LongText = ""  # only requests with an equal salt share cached blocks
-    template: TemplateOptions = TemplateOptions()  # of `messages`
-    num_tokens: U32 = 0  # tokens that the reader has, where `output_ids` does not hold them
-    checksum: U32 | None = None  # `history_checksum` of those
-    seed: I64 | None = None  # replaces the one in `params`
-    others: Annotated[tuple[OtherAnswer, ...], Meta(max_length=MAX_OTHERS)] = ()
-    tenant: Identity = b""  # on whose behalf the request is made; empty: the client itself
-    trace: TraceContext | None = None  # ignored unless the server exports traces
-    answer: AnswerOptions | None = None  # of `messages`; None: the answer is text alone
-    keep: KeepOptions | None = None  # None: the answer is not kept after its stream
-    # only messages with an equal scope read or end the stream; empty: its id is enough
-    scope: Identity = b""
-    # how often the stream has changed its replica: a higher number replaces what is known under its
-    # id, a lower one is superseded
-    moves: U32 = 0
-    strikes: U32 = 0  # deaths of other replicas' cores of their own doing, see `Admit`
-    own_priority: int = 0  # among its tenant's requests of equal priority; lower runs first
 
 
 class Resume(Struct, array_like=True, frozen=True, tag=tags.RESUME):

@@ -25,33 +25,68 @@ from slipstream_ipc.messages.grammar import MAX_FRAME_CHARS
 from slipstream_ipc.messages.handshake import AttachRefused, Hello, Ping, Reattach, Welcome
 from slipstream_ipc.messages.replica import Gauge
 from slipstream_ipc.messages.request import RequestSpec
-from slipstream_ipc.messages.shared import End, Fault, LogprobColumns, TraceContext
+from slipstream_ipc.messages.shared import End, Fault, LogprobColumns
 
 # ---- worker -> core ------------------------------------------------------------------------
 
 
-class RequestTrace(Struct, array_like=True, frozen=True):
-    """A worker's data of a traced request when it registers it. Times: CLOCK_MONOTONIC, s."""
+class Derived(Struct, array_like=True, frozen=True):
+    """Settings of a stream that a worker derives from its request and from the served model."""
 
-    context: TraceContext
+    seed: I64
+    max_tokens: U32
+    stop_token_ids: StopIds = ()  # every id that ends the stream, the model's EOS ids included
+    fingerprint: Identity = b""  # of the submission; identifies a late duplicate
+    # `root_digest`: only requests with an equal one share cached blocks
+    prefix_root: Identity = b""
+    bad_word_ids: bytes = b""  # the token ids of `params.bad_words`, concatenated
+    bad_word_counts: bytes = b""  # tokens per word
+    answer: AnswerSettings | None = None  # None: the answer is text alone
+    # None: a grammar applies to the whole answer, and there is no budget for reasoning
+    reasoning: ReasoningIds | None = None
+    # a grammar of the whole answer, in which FRAMED stands for the spec's structured outputs;
+    # empty: these are of all that they apply to
+    frame: Annotated[str, Meta(max_length=MAX_FRAME_CHARS)] = ""
+    changed_turns: TurnChanges = ()  # of the prompt; a core does not read it
+    left_out: LeftOut = ()  # paths of keywords of its schemas that its grammar lacks
+
+
+class RequestTimes(Struct, array_like=True, frozen=True):
+    """The beginning of a traced request. Times: CLOCK_MONOTONIC, s."""
+
     operation: Label  # gen_ai.operation.name
     arrived_s: float
     rendered_s: float = 0.0  # when its prompt was tokenised
     is_resubmitted: bool = False  # it has been accepted before, and lost
 
 
+class Begun(Struct, array_like=True, frozen=True):
+    """The state of a stream when it is registered: its reader, and all that was streamed."""
+
+    output_ids: bytes = b""
+    # one entry for the last of `output_ids`; earlier ones were delivered before a resubmission
+    logprobs: LogprobColumns | None = None
+    # one entry for the prompt without its first token; None: not requested, or not yet computed
+    prompt_logprobs: LogprobColumns | None = None
+    # of the prompt, found in the cache when it was first computed; None: not computed yet
+    num_cached_tokens: U32 | None = None
+    was_accepted: bool = False  # exempts it from the bound on waiting requests
+    strikes: U32 = 0  # crashes of cores that were running it, without progress in between
+    owner: Identity = b""  # of the client that reads it
+    handle: U32 = 0  # the client's handle of the stream
+    moves: U32 = 0  # of the Submit: registrations of one id with other moves are other streams
+    times: RequestTimes | None = None  # None unless it is traced
+
+
 class OtherAdmit(Struct, array_like=True, frozen=True):
-    """A registration that differs from the Admit that carries it in these fields only."""
+    """A registration that differs from the Admit that carries it in these fields only. `begun` is
+    without the prompt's log-probabilities, which are those of the Admit.
+    """
 
     stream_id: StreamId
     seed: I64
-    handle: U32 = 0
-    fingerprint: Identity = b""
-    output_ids: bytes = b""
-    logprobs: LogprobColumns | None = None
-    was_accepted: bool = False
-    strikes: U32 = 0
-    num_cached_tokens: U32 | None = None
+    fingerprint: Identity
+    begun: Begun
 
 
 class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
@@ -63,34 +98,9 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     stream_id: StreamId
     prompt_ids: bytes
     spec: RequestSpec
-    stop_token_ids: StopIds  # every id that ends the stream, the model's EOS ids included
-    seed: I64
-    max_tokens: U32
-    output_ids: bytes = b""
-    owner: Identity = b""  # of the client that reads it
-    handle: U32 = 0  # the client's handle of the stream
-    fingerprint: Identity = b""  # of the submission; identifies a late duplicate
-    # one entry for the last of `output_ids`; earlier ones were delivered before a resubmission
-    logprobs: LogprobColumns | None = None
-    was_accepted: bool = False  # exempts it from the bound on waiting requests
-    strikes: U32 = 0  # crashes of cores that were running it, without progress in between
-    bad_word_ids: bytes = b""  # the token ids of `spec.params.bad_words`, concatenated
-    bad_word_counts: bytes = b""  # tokens per word
-    # one entry for the prompt without its first token; None: not requested, or not yet computed
-    prompt_logprobs: LogprobColumns | None = None
+    derived: Derived
+    begun: Begun = Begun()
     others: Annotated[tuple[OtherAdmit, ...], Meta(max_length=MAX_OTHERS)] = ()
-    trace: RequestTrace | None = None
-    answer: AnswerSettings | None = None  # None: the answer is text alone
-    # of the prompt, found in the cache when it was first computed; None: not computed yet
-    num_cached_tokens: U32 | None = None
-    # None: a grammar applies to the whole answer, and there is no budget for reasoning
-    reasoning: ReasoningIds | None = None
-    # a grammar of the whole answer, in which FRAMED stands for the spec's structured outputs;
-    # empty: these are of all that they apply to
-    frame: Annotated[str, Meta(max_length=MAX_FRAME_CHARS)] = ""
-    moves: U32 = 0  # of the Submit: registrations of one id with other moves are other streams
-    changed_turns: TurnChanges = ()  # of the prompt; a core does not read it
-    left_out: LeftOut = ()  # paths of keywords of its schemas that its grammar lacks
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):

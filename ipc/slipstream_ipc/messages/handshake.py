@@ -6,11 +6,12 @@ from msgspec import Struct
 
 from slipstream_ipc.messages import tags
 from slipstream_ipc.messages.fields import U32, U64, Identity, NumWorkers
+from slipstream_ipc.messages.model_card import ModelCard
 from slipstream_ipc.messages.replica import Gauge, Load
-from slipstream_ipc.messages.shared import Fault, ModelCard
+from slipstream_ipc.messages.shared import Fault
 
 PROTOCOL_VERSION = 2  # between client and worker
-CORE_HOP_VERSION = 3  # between worker and core, which are of one release
+CORE_HOP_VERSION = 4  # between worker and core, which are of one release
 
 
 class Hello(Struct, array_like=True, frozen=True, tag=tags.HELLO):

@@ -1,5 +1,5 @@
-"""The parts of a request: sampling parameters, structured outputs, chat messages, template options,
-and all that is asked of a stream besides its prompt.
+"""The parts of a request: sampling parameters, structured outputs, chat messages, template options;
+all that is asked of a stream besides its prompt; and the message that asks for streams.
 
 `slipstream_ipc.validation` checks their values.
 """
@@ -9,17 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Unpack
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
+from slipstream_ipc.messages import tags
 from slipstream_ipc.messages.answer import AnswerOptions
 from slipstream_ipc.messages.fields import (
     I32,
+    I64,
+    MAX_CHAT_TURNS,
+    MAX_OTHERS,
     MAX_TEMPLATE_CHARS,
     MAX_TOOL_CALLS,
+    U32,
+    Count,
     Identity,
     Label,
+    LongText,
+    StreamId,
 )
 from slipstream_ipc.messages.kept import KeepOptions
+from slipstream_ipc.messages.shared import TraceContext
 
 
 class StructuredOptions(TypedDict, total=False):
@@ -190,6 +199,19 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         def __init__(self, **options: Unpack[SamplingOptions]) -> None: ...
 
 
+class SamplingDefaults(Struct, array_like=True, frozen=True):
+    """The sampling parameters that the model's authors recommend; None where they give none.
+
+    Callers may use them to fill in what a request leaves open. The core does not apply them.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
 class AskedOptions(TypedDict, total=False):
     """The fields of `RequestSpec` that callers name, besides those with a rule of their own."""
 
@@ -215,6 +237,7 @@ class RequestSpec(Struct, array_like=True, frozen=True):
     does not read it.
     answer: how the answer to chat messages is to be read; None: it is text alone.
     keep: until its answer is in a Keep; None: it is not to be kept.
+    trace: the caller's span; None unless the request is traced.
     """
 
     params: SamplingParams
@@ -226,6 +249,7 @@ class RequestSpec(Struct, array_like=True, frozen=True):
     scope: Identity = b""
     answer: AnswerOptions | None = None
     keep: KeepOptions | None = None
+    trace: TraceContext | None = None
 
 
 class FunctionCall(Struct, frozen=True, forbid_unknown_fields=True):
@@ -271,3 +295,55 @@ class TemplateOptions(Struct, array_like=True, frozen=True):
     kwargs: Annotated[str, Meta(max_length=MAX_TEMPLATE_CHARS)] = ""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+
+
+class OtherAnswer(Struct, array_like=True, frozen=True):
+    """A further stream of a Submit, which differs from its first stream in these fields only."""
+
+    handle: U32
+    stream_id: StreamId
+    seed: I64 | None = None
+
+
+class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
+    """Request a stream. One of `text`, `token_ids`, `messages` is the prompt. `params` and the
+    fields of `RequestSpec` say what is asked of it.
+
+    An accepted stream that worker and core have both lost is submitted again with what its reader
+    has: `output_ids`, whose text is `num_chars` characters long. A reader that did not keep the ids
+    states `num_tokens` and their `checksum`: the stream is then computed from its beginning, and
+    sent from that position on.
+
+    Several answers to a prompt are requested in one Submit, so that the prompt is sent once. Each
+    of `others` is an independent stream, which may be submitted again on its own.
+    """
+
+    handle: U32  # the client's number for the stream within this session
+    stream_id: StreamId
+    params: Raw  # a SamplingParams map; decoded separately, so that errors name the request
+    text: str | None = None
+    token_ids: bytes = b""
+    messages: Annotated[tuple[ChatMessage, ...], Meta(max_length=MAX_CHAT_TURNS)] = ()
+    # the worker checks narrower limits of the next two, so that an error names the request
+    label: LongText = ""  # the user's name for the request; grants nothing
+    priority: int = 0  # lower runs first
+    was_accepted: bool = False  # exempts it from the bound on waiting requests
+    output_ids: bytes = b""
+    num_chars: Count = 0
+    cache_salt: LongText = ""  # only requests with an equal salt share cached blocks
+    template: TemplateOptions = TemplateOptions()  # of `messages`
+    num_tokens: U32 = 0  # tokens that the reader has, where `output_ids` does not hold them
+    checksum: U32 | None = None  # `history_checksum` of those
+    seed: I64 | None = None  # replaces the one in `params`
+    others: Annotated[tuple[OtherAnswer, ...], Meta(max_length=MAX_OTHERS)] = ()
+    tenant: Identity = b""  # on whose behalf the request is made; empty: the client itself
+    trace: TraceContext | None = None  # ignored unless the server exports traces
+    answer: AnswerOptions | None = None  # of `messages`; None: the answer is text alone
+    keep: KeepOptions | None = None  # None: the answer is not kept after its stream
+    # only messages with an equal scope read or end the stream; empty: its id is enough
+    scope: Identity = b""
+    # how often the stream has changed its replica: a higher number replaces what is known under its
+    # id, a lower one is superseded
+    moves: U32 = 0
+    strikes: U32 = 0  # deaths of other replicas' cores of their own doing, see `Begun`
+    own_priority: int = 0  # among its tenant's requests of equal priority; lower runs first

@@ -7,14 +7,11 @@ from typing import Annotated, Generic, TypeVar
 from msgspec import Meta, Struct
 
 from slipstream_ipc.messages.fields import (
-    MAX_ALIASES,
-    MAX_KEPT_BYTES,
     MAX_TRACE_STATE_CHARS,
     U32,
     U64,
     ErrorCode,
     FinishReason,
-    Identity,
     Label,
     LongText,
 )
@@ -85,37 +82,3 @@ class LogprobColumns(Struct, array_like=True, gc=False, frozen=True):
     ids: bytes
     ranks: bytes  # one per token that has values; 1 is the most likely
     widths: bytes = b""  # one per entry of the batch
-
-
-class SamplingDefaults(Struct, array_like=True, frozen=True):
-    """The sampling parameters that the model's authors recommend; None where they give none.
-
-    Callers may use them to fill in what a request leaves open. The core does not apply them.
-    """
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-
-class ModelCard(Struct, array_like=True, frozen=True):
-    """The model that a stack serves."""
-
-    name: str
-    path: str  # of the tokenizer: a folder or a hub id
-    vocab_size: U32
-    max_model_len: U32  # tokens, prompt and output together
-    eos_token_ids: tuple[U32, ...]
-    default_sampling: SamplingDefaults = SamplingDefaults()
-    # the most that a request may ask for, per output or prompt token; -1: the whole vocabulary
-    max_logprobs: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 20
-    answer_format: Label = ""  # how reasoning and tool calls are written; empty: unknown
-    # of weights, dtype, tokenizer and template: a stream moves among equal ones; empty: unknown
-    fingerprint: Identity = b""
-    # of a kept answer (`KeepOptions`): its record, its text in UTF-8 and KEPT_ENTRY_BYTES; one that
-    # takes more is not kept. 0: none is
-    max_kept_bytes: U32 = MAX_KEPT_BYTES
-    # other names that requests may use; one with * at its end stands for all that begin so
-    aliases: Annotated[tuple[Label, ...], Meta(max_length=MAX_ALIASES)] = ()

@@ -21,9 +21,11 @@ from slipstream_ipc.messages import (
     CORE_HOP_VERSION,
     PROTOCOL_VERSION,
     Admit,
+    Begun,
     ClientToWorker,
     Control,
     CoreToWorker,
+    Derived,
     Frame,
     RequestSpec,
     SamplingParams,
@@ -133,7 +135,7 @@ def decode_params(raw: msgspec.Raw) -> SamplingParams:
 # ---- which field is wrong -----------------------------------------------------------------------
 
 
-class _Parts(msgspec.Struct, array_like=True):
+class _Undecoded(msgspec.Struct, array_like=True):
     """A frame whose fields are not decoded."""
 
     epoch: msgspec.Raw
@@ -142,10 +144,16 @@ class _Parts(msgspec.Struct, array_like=True):
     body: msgspec.Raw
 
 
-_parts_decoder = msgspec.msgpack.Decoder(_Parts)
+_parts_decoder = msgspec.msgpack.Decoder(_Undecoded)
 # indices of a field in the frame and in its body, then the path inside that field
 _FIELD_PATH = re.compile(r"\[(\d+)\](?:\[(\d+)\])?([^`]*)`")
 _PART = re.compile(r"\[(\d+)\]")
+# bodies' fields with fields of their own
+_PARTS: dict[str, type[msgspec.Struct]] = {
+    "spec": RequestSpec,
+    "derived": Derived,
+    "begun": Begun,
+}
 
 
 def _explained(error: Exception, data: bytes, incoming: Any) -> tuple[str, str | None]:
@@ -162,8 +170,8 @@ def _explained(error: Exception, data: bytes, incoming: Any) -> tuple[str, str |
     if body is None or index >= len(body.__struct_fields__):
         return brief(str(error)), None
     name, inside = body.__struct_fields__[index], found[3]
-    if name == "spec" and (part := _PART.match(inside)) is not None:
-        name, inside = RequestSpec.__struct_fields__[int(part[1])], inside[part.end() :]
+    if name in _PARTS and (part := _PART.match(inside)) is not None:
+        name, inside = _PARTS[name].__struct_fields__[int(part[1])], inside[part.end() :]
     return brief(f"{body.__name__}.{name}{inside}: {what}"), name
 
 

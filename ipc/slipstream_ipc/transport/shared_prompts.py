@@ -15,8 +15,6 @@ from slipstream_ipc.messages import MAX_OTHERS, Admit, OtherAdmit
 
 MAX_JOINED_BYTES = 2**26  # prompt, outputs and logprobs of a message with several registrations
 
-_OWN = OtherAdmit.__struct_fields__
-
 
 def joined(first: Admit, behind: Iterable[object]) -> tuple[Admit, int]:
     """`first` joined with as many of the registrations behind it as possible, and their number,
@@ -30,7 +28,7 @@ def joined(first: Admit, behind: Iterable[object]) -> tuple[Admit, int]:
         num_bytes += _own_bytes(admit)
         if num_bytes > MAX_JOINED_BYTES or not _is_alike(first, admit):
             break
-        others.append(OtherAdmit(*[getattr(admit, name) for name in _OWN]))
+        others.append(_own(admit))
     if others:
         return structs.replace(first, others=tuple(others)), 1 + len(others)
     return first, 1
@@ -51,17 +49,28 @@ def _is_alike(first: Admit, admit: Admit) -> bool:
     if len(first.prompt_ids) != len(admit.prompt_ids):
         return False
     # compares every other field, including any that is added to Admit later
-    return _with(admit, first) == first
+    return _with(first, _own(admit)) == admit
 
 
-def _with(admit: Admit, own: Admit | OtherAdmit) -> Admit:
-    fields = {name: getattr(own, name) for name in _OWN}
-    return structs.replace(admit, others=(), **fields)
+def _own(admit: Admit) -> OtherAdmit:
+    derived = admit.derived
+    begun = structs.replace(admit.begun, prompt_logprobs=None)
+    return OtherAdmit(admit.stream_id, derived.seed, derived.fingerprint, begun)
+
+
+def _with(admit: Admit, own: OtherAdmit) -> Admit:
+    return structs.replace(
+        admit,
+        stream_id=own.stream_id,
+        derived=structs.replace(admit.derived, seed=own.seed, fingerprint=own.fingerprint),
+        begun=structs.replace(own.begun, prompt_logprobs=admit.begun.prompt_logprobs),
+        others=(),
+    )
 
 
 def _own_bytes(admit: Admit) -> int:
-    columns = admit.logprobs
-    num_bytes = len(admit.output_ids)
+    columns = admit.begun.logprobs
+    num_bytes = len(admit.begun.output_ids)
     if columns is not None:
         num_bytes += len(columns.values) + len(columns.ids) + len(columns.ranks)
     return num_bytes

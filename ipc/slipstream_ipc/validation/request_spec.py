@@ -1,4 +1,5 @@
-"""Makes a request's spec of a Submit, and checks what either asks.
+"""Makes a request's spec of a Submit, checks what either asks, and names the prefixes that it may
+share.
 
 Nothing here names a field that has no rule of its own, so a new one stands in `RequestSpec`, in
 `Submit`, and where it is used; in `AskedOptions` and in `http/openai/request_bodies` if callers
@@ -10,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from operator import attrgetter
 
-import msgspec
 from msgspec.structs import replace
 
 from slipstream_ipc.errors import BadRequest, Summary
@@ -26,25 +26,28 @@ MAX_PRIORITY = 2**31 - 1
 _values = attrgetter(*[name for name in RequestSpec.__struct_fields__ if name != "params"])
 
 
-def spec_of(
-    submit: Submit, params: SamplingParams, client: bytes = b"", *, shares_prefixes: bool = True
-) -> RequestSpec:
+def spec_of(submit: Submit, params: SamplingParams, client: bytes = b"") -> RequestSpec:
     """The spec of a submission. params: its own, decoded. client: on whose behalf it is made where
-    it names no tenant. shares_prefixes: False gives a tenant that it names a salt that no other
-    tenant's has.
+    it names no tenant.
 
     Raises: BadRequest.
     """
     check_spec(submit)
     spec = RequestSpec(params, *_values(submit))
-    if not spec.tenant:
-        return replace(spec, tenant=client)
-    if shares_prefixes:
-        return spec
-    # a hit in the prefix cache tells what others have asked (decision 015)
-    parts = [spec.tenant, spec.cache_salt.encode("utf-8", "surrogatepass")]
-    digest = hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=16)
-    return replace(spec, cache_salt=digest.hexdigest())
+    return spec if spec.tenant else replace(spec, tenant=client)
+
+
+def root_digest(model: str, asked: RequestSpec | Submit, tenant: bytes = b"") -> bytes:
+    """The digest before the first block of a prompt, 16 bytes: requests with an equal one share
+    what is computed of equal beginnings. It is the same in every process.
+
+    model: the served model's name. tenant: the only one that shares it; empty: every tenant does.
+    """
+    texts = (model, asked.cache_salt)
+    model_bytes, salt = [text.encode("utf-8", "surrogatepass") for text in texts]
+    parts = (model_bytes, tenant, salt)
+    framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return hashlib.blake2b(framed, digest_size=16).digest()
 
 
 def among_own(submit: Submit) -> Submit:
@@ -56,7 +59,8 @@ def among_own(submit: Submit) -> Submit:
 
 def content_of(spec: RequestSpec) -> RequestSpec:
     """The spec without what two submissions of one request may differ in: the seed, which is each
-    answer's own, whose it is, its name, how it is kept, and its place among its tenant's.
+    answer's own, whose it is, its name, how it is kept and traced, and its place among its
+    tenant's.
     """
     return replace(
         spec,
@@ -66,6 +70,7 @@ def content_of(spec: RequestSpec) -> RequestSpec:
         tenant=b"",
         scope=b"",
         keep=None,
+        trace=None,
     )
 
 

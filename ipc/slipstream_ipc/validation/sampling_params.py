@@ -203,18 +203,18 @@ def check_admit(admit: Admit) -> None:
     Raises: BadRequest.
     """
     params, outputs = admit.spec.params, admit.spec.params.structured_outputs
-    if admit.answer is not None and outputs is not None and outputs.grammar is not None:
+    if admit.derived.answer is not None and outputs is not None and outputs.grammar is not None:
         # it may be the worker's, made of tools, which are longer than a grammar may be
         check_made_grammar(outputs.grammar)
         params = msgspec.structs.replace(params, structured_outputs=None)
     check_params(params)
-    _integer("max_tokens", admit.max_tokens, 1, 2**31 - 1, "an integer >= 1")
-    columns = [("prompt_ids", admit.prompt_ids), ("output_ids", admit.output_ids)]
-    columns += [("output_ids", other.output_ids) for other in admit.others]
+    _integer("max_tokens", admit.derived.max_tokens, 1, 2**31 - 1, "an integer >= 1")
+    columns = [("prompt_ids", admit.prompt_ids), ("output_ids", admit.begun.output_ids)]
+    columns += [("output_ids", other.begun.output_ids) for other in admit.others]
     for field, column in columns:
         if len(column) % 4:
             raise BadRequest(field, Summary(f"{len(column)} bytes"), "u32 values")
-    unpack_words(admit.bad_word_ids, admit.bad_word_counts)
+    unpack_words(admit.derived.bad_word_ids, admit.derived.bad_word_counts)
 
 
 def check_prompt(token_ids: UInt32s, params: SamplingParams, card: ModelCard) -> int:

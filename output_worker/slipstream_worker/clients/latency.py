@@ -123,7 +123,7 @@ class RequestCounters:
             self._generation_tokens.add(stream.output.end.num_tokens)
             if (request := stream.registration) is not None:
                 self._prompt_tokens.add(len(request.prompt_ids) // 4)
-                self._max_tokens.add(request.max_tokens)
+                self._max_tokens.add(request.derived.max_tokens)
         if self._spans is not None:
             self._spans.end_sent(stream, now)
         stream.arrived_at = stream.first_at = 0.0

@@ -179,7 +179,7 @@ class StreamReaders:
         """True if a client that has this handle for the stream may act on it."""
         reader = stream.reader
         if reader is None:  # it was replayed, and not requested since
-            return stream.registration is not None and stream.registration.owner == client
+            return stream.registration is not None and stream.registration.begun.owner == client
         return reader.client == client and handle in (None, reader.handle)
 
     def mark_due(self, worker_rows: Int64s) -> None:
@@ -294,4 +294,4 @@ def _diverged(handle: int, error: Diverged) -> Rejected:
 
 def accepted(handle: int, admit: Admit) -> Accepted:
     """The acceptance of a stream with this registration, for its reader."""
-    return Accepted(handle, admit.prompt_ids, admit.changed_turns, admit.left_out)
+    return Accepted(handle, admit.prompt_ids, admit.derived.changed_turns, admit.derived.left_out)

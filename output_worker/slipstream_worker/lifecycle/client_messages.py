@@ -63,7 +63,7 @@ from slipstream_worker.streams.registration import (
     register,
 )
 from slipstream_worker.streams.stream import ResumePoint, Stage, WorkerStream
-from slipstream_worker.streams.stream_trace import StreamTrace, trace_of
+from slipstream_worker.streams.stream_trace import StreamTrace, context_of, times_of
 from slipstream_worker.tokenizer.client import RenderSource
 from slipstream_worker.tokenizer.queue import RenderQueue
 
@@ -196,11 +196,10 @@ class ClientMessages:
             keep = None if keep is None else structs.replace(keep, scope=key)
             submit = structs.replace(submit, tenant=key, scope=key, keep=keep)
             submit = among_own(submit)
-        if self._is_traced:  # all answers are in one trace
-            submit = structs.replace(submit, trace=trace_of(submit, 0.0).context)
-        submission = _read(
-            submit, session.identity, shares_prefixes=self._config.share_prefix_cache
-        )
+        trace = context_of(submit) if self._is_traced else None  # all answers are in one
+        if submit.trace != trace:
+            submit = structs.replace(submit, trace=trace)
+        submission = _read(submit, session.identity)
         first = self._streams.get(submit.stream_id)
         num_answers = 1 + len(submit.others) if first is None else first.num_answers
         for answer in answers_of(submit):
@@ -280,7 +279,7 @@ class ClientMessages:
         stream.owner = session.identity
         stream.arrived_at = self._retention.now
         if self._is_traced:
-            stream.trace = StreamTrace(trace_of(submit, self._retention.now))
+            stream.trace = StreamTrace(times_of(submit, self._retention.now))
         self._streams.add(stream)
         lifecycle.keeper.expect_answer(stream)
         self._readers.read(stream, session.identity, submit.handle, _position(submit))
@@ -324,6 +323,7 @@ class ClientMessages:
                 bad_words=BadWords(rendered.bad_word_ids, rendered.bad_word_counts),
                 spec=stream.asked,
                 fingerprint=stream.fingerprint,
+                shares_prefixes=self._config.share_prefix_cache,
                 answer=rendered.answer,
                 call_grammar=rendered.call_grammar,
                 reasoning=rendered.reasoning,
@@ -338,7 +338,7 @@ class ClientMessages:
         if stream.trace is not None:
             origin = structs.replace(stream.trace.origin, rendered_s=self._retention.now)
             stream.trace.origin = origin
-            admit = structs.replace(admit, trace=origin)
+            admit = structs.replace(admit, begun=structs.replace(admit.begun, times=origin))
         output = open_output(admit, self._detokenizers)
         self._lifecycle.register(stream, admit, output)
         self._lifecycle.submit(stream)
@@ -402,10 +402,10 @@ def _is_first(submit: Submit) -> bool:
     return submit.moves == 0 and not submit.was_accepted
 
 
-def _read(submit: Submit, client: bytes, *, shares_prefixes: bool) -> Submission | Fault:
+def _read(submit: Submit, client: bytes) -> Submission | Fault:
     """The checked submission, or why none of its answers can be accepted."""
     try:
-        return Submission(submit, client, shares_prefixes=shares_prefixes)
+        return Submission(submit, client)
     except BadRequest as error:
         return error.fault
     except Exception as error:

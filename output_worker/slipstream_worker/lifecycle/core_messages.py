@@ -226,8 +226,8 @@ class CoreMessages:
             self._core.enqueue(Forget((admit.stream_id,)))
             return
         stream = WorkerStream(admit.stream_id, Stage.RUNNING, is_counted=message.is_over)
-        if self._spans is not None and admit.trace is not None:
-            stream.trace = StreamTrace(admit.trace, is_reported=message.is_over)
+        if self._spans is not None and admit.begun.times is not None:
+            stream.trace = StreamTrace(admit.begun.times, is_reported=message.is_over)
         lifecycle.restore(stream, admit, output, message.row)
         # its tokens follow, up to this end if an abort or an error ended it
         if unknown is not None:

@@ -93,10 +93,10 @@ class StreamLifecycle:
         stream.registration = admit
         stream.output = output
         stream.submit = stream.asked = None
-        stream.fingerprint = admit.fingerprint
+        stream.fingerprint = admit.derived.fingerprint
         stream.interval = max(admit.spec.params.stream_interval, self._min_interval)
-        stream.strikes = admit.strikes
-        stream.struck_at = len(admit.output_ids) // 4
+        stream.strikes = admit.begun.strikes
+        stream.struck_at = len(admit.begun.output_ids) // 4
         self._columns.open(stream, admit)
         self._readers.opened(stream)
 
@@ -136,7 +136,7 @@ class StreamLifecycle:
         elif stream.stage is Stage.SUBMITTED:
             stream.stage = Stage.RUNNING
             assert stream.registration is not None
-            if not stream.registration.was_accepted:
+            if not stream.registration.begun.was_accepted:
                 self._counters.accepted(
                     len(stream.registration.prompt_ids) // 4, num_answers=stream.num_answers
                 )
@@ -146,21 +146,22 @@ class StreamLifecycle:
     def readmission(self, stream: WorkerStream) -> Admit:
         """The registration with which a core that has lost a stream can continue it."""
         assert stream.registration is not None
-        num_tokens = self._columns.num_tokens(stream)
-        num_cached = stream.registration.num_cached_tokens
-        if num_cached is None and num_tokens > len(stream.registration.output_ids) // 4:
+        begun, num_tokens = stream.registration.begun, self._columns.num_tokens(stream)
+        num_cached = begun.num_cached_tokens
+        if num_cached is None and num_tokens > len(begun.output_ids) // 4:
             num_cached = 0  # anything else would have been said ahead of the first token
-        return structs.replace(
-            stream.registration,
+        begun = structs.replace(
+            begun,
             num_cached_tokens=num_cached,
             output_ids=pack_u32(self._columns.token_ids(stream)),
             logprobs=self._columns.logprobs.read(
                 stream.worker_row, stream.logprobs_from, num_tokens
             ),
             prompt_logprobs=self._columns.prompts.columns(stream.worker_row),
-            was_accepted=stream.stage is not Stage.SUBMITTED or stream.registration.was_accepted,
+            was_accepted=stream.stage is not Stage.SUBMITTED or begun.was_accepted,
             strikes=stream.strikes,
         )
+        return structs.replace(stream.registration, begun=begun)
 
     def suspect(self, incarnation: int, stream_ids: Sequence[bytes]) -> None:
         """Count a crash against the streams its core was running. incarnation: the next core's."""
@@ -394,8 +395,8 @@ class StreamLifecycle:
         assert registration is not None
         assert output is not None
         output.repetition = None  # its memory is not counted
-        if output.end is not None and registration.num_cached_tokens:
-            num_cached = registration.num_cached_tokens
+        if output.end is not None and registration.begun.num_cached_tokens:
+            num_cached = registration.begun.num_cached_tokens
             output.end = structs.replace(output.end, num_cached_tokens=num_cached)
         columns = self._columns
         token_bytes = 16 + 8 * columns.widths.item(worker_row)
@@ -403,7 +404,7 @@ class StreamLifecycle:
         if not stream.is_counted:
             assert output.end is not None
             self._counters.finished(output.end.reason, max(0, num_tokens - output.end.num_tokens))
-        token_bytes += 0 if registration.answer is None else 16
+        token_bytes += 0 if registration.derived.answer is None else 16
         held_bytes = request_bytes(registration) + token_bytes * num_tokens
         held_bytes += columns.prompts.num_bytes(worker_row)
         self._retention.ended(stream, held_bytes)
@@ -483,11 +484,13 @@ class StreamLifecycle:
 def _note_cached(stream: WorkerStream, num_cached: int) -> None:
     """Note what the first computation of a stream's prompt found in the cache; 0 is not known."""
     admit = stream.registration
-    if num_cached and admit is not None and admit.num_cached_tokens is None:
-        stream.registration = structs.replace(admit, num_cached_tokens=num_cached)
+    if num_cached and admit is not None and admit.begun.num_cached_tokens is None:
+        begun = structs.replace(admit.begun, num_cached_tokens=num_cached)
+        stream.registration = structs.replace(admit, begun=begun)
 
 
 def _note_left_out(stream: WorkerStream, left_out: tuple[str, ...]) -> None:
     admit = stream.registration
-    if left_out and admit is not None and admit.left_out != left_out:
-        stream.registration = structs.replace(admit, left_out=left_out)
+    if left_out and admit is not None and admit.derived.left_out != left_out:
+        derived = structs.replace(admit.derived, left_out=left_out)
+        stream.registration = structs.replace(admit, derived=derived)

@@ -19,6 +19,8 @@ from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
     Admit,
     AnswerSettings,
+    Begun,
+    Derived,
     LeftOut,
     ModelCard,
     ReasoningIds,
@@ -32,7 +34,7 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.messages.answer import FUNCTION_CHOICE
 from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
 from slipstream_ipc.transport.codec import decode_params
-from slipstream_ipc.validation.request_spec import content_of, spec_of
+from slipstream_ipc.validation.request_spec import content_of, root_digest, spec_of
 from slipstream_ipc.validation.sampling_params import (
     check_params,
     check_prompt,
@@ -55,7 +57,7 @@ _TOOL_CHOICES = ("auto", "none", "required")
 
 @dataclass(frozen=True, slots=True)
 class BadWords:
-    """The token sequences of a request's bad words, as columns of `Admit`."""
+    """The token sequences of a request's bad words, as columns of `Derived`."""
 
     ids: bytes = b""
     counts: bytes = b""
@@ -67,16 +69,14 @@ _NO_BAD_WORDS = BadWords()
 class Submission:
     """A Submit, decoded, checked and hashed once for all of its answers."""
 
-    def __init__(
-        self, submit: Submit, client: bytes = b"", *, shares_prefixes: bool = True
-    ) -> None:
-        """For client and shares_prefixes, see `spec_of`. Raises BadRequest for errors that are
-        visible before the prompt is rendered.
+    def __init__(self, submit: Submit, client: bytes = b"") -> None:
+        """For client, see `spec_of`. Raises BadRequest for errors that are visible before the
+        prompt is rendered.
         """
         params = with_distinct_ids(_checked_params(submit))
         self._submit = submit
         self._params = params
-        self.spec = spec_of(submit, params, client, shares_prefixes=shares_prefixes)
+        self.spec = spec_of(submit, params, client)
         self._digest = b""  # hash of what the answers share
 
     @property
@@ -197,6 +197,7 @@ def register(
     bad_words: BadWords = _NO_BAD_WORDS,
     spec: RequestSpec,
     fingerprint: bytes,
+    shares_prefixes: bool = True,
     answer: AnswerSettings | None = None,
     call_grammar: str = "",
     reasoning: ReasoningIds | None = None,
@@ -213,6 +214,7 @@ def register(
     what structured output stands in. changed_turns: what was done to the chat. formats: paths of
     formats that only call_grammar can enforce; is_for_formats: nothing else asks for it.
 
+    shares_prefixes: False lets no other tenant share the prefixes of one that the Submit names.
     `spec` and `fingerprint` come from its Submission. Without a given seed, the seed follows from
     the stream's id.
     """
@@ -268,28 +270,33 @@ def register(
     params, seed = with_num_logprobs(params, card.vocab_size), params.seed
     if seed is not None:
         params = structs.replace(params, seed=None)
-    return Admit(
-        stream_id=submit.stream_id,
-        prompt_ids=prompt_ids,
-        spec=spec if params is spec.params else structs.replace(spec, params=params),
-        stop_token_ids=stop_token_ids,
-        seed=seed_of(submit.stream_id) if seed is None else seed,
-        max_tokens=max_tokens,
-        owner=client,
-        handle=submit.handle,
-        fingerprint=fingerprint,
-        output_ids=submit.output_ids,
-        was_accepted=submit.was_accepted,
+    # a hit in the prefix cache tells what others have asked (decision 015)
+    alone = b"" if shares_prefixes else submit.tenant
+    derived = Derived(
+        seed_of(submit.stream_id) if seed is None else seed,
+        max_tokens,
+        stop_token_ids,
+        fingerprint,
+        prefix_root=root_digest(card.name, spec, alone),
         bad_word_ids=bad_words.ids,
         bad_word_counts=bad_words.counts,
         answer=answer,
         reasoning=reasoning,
         frame=frame,
-        moves=submit.moves,
         changed_turns=changed_turns,
-        strikes=submit.strikes,
         left_out=() if call_grammar else formats,
     )
+    begun = Begun(
+        submit.output_ids,
+        was_accepted=submit.was_accepted,
+        strikes=submit.strikes,
+        owner=client,
+        handle=submit.handle,
+        moves=submit.moves,
+    )
+    if params is not spec.params:
+        spec = structs.replace(spec, params=params)
+    return Admit(submit.stream_id, prompt_ids, spec, derived, begun)
 
 
 def _without_triggers(reasoning: ReasoningIds) -> ReasoningIds:
@@ -343,24 +350,24 @@ def open_output(
         prompt = memoryview(admit.prompt_ids).cast("I")  # not a copy: prompts may be long
         detokenizer = detokenizers.create(prompt, params.skip_special_tokens)
     matcher = StopStrings(stops, params.include_stop_str_in_output) if stops else None
-    stop_ids = frozenset(admit.stop_token_ids)
+    stop_ids = frozenset(admit.derived.stop_token_ids)
     criteria = StopCriteria(
         stop_ids=stop_ids,
         eos_ids=stop_ids - frozenset(params.stop_token_ids),
         min_tokens=params.min_tokens,
-        max_tokens=admit.max_tokens,
+        max_tokens=admit.derived.max_tokens,
         include_stop=params.include_stop_str_in_output,
     )
     repetition = detector_of(params.repetition_detection, params.min_tokens)
     unit_tokens = _unit_tokens(params)
     output: StreamOutput
-    if admit.answer is None or detokenizer is None:
+    if admit.derived.answer is None or detokenizer is None:
         output = StreamOutput(detokenizer, matcher, criteria, unit_tokens, repetition)
     else:
         reader, delimiter_ids = open_reader(
-            admit.answer, detokenizers.delimiter_ids, admit.stream_id
+            admit.derived.answer, detokenizers.delimiter_ids, admit.stream_id
         )
-        scope = admit.answer.options.stop_scope
+        scope = admit.derived.answer.options.stop_scope
         output = AnswerOutput(
             reader,
             delimiter_ids,
@@ -371,7 +378,7 @@ def open_output(
             unit_tokens,
             repetition,
         )
-    output.push((u32(admit.output_ids) if outputs is None else outputs).tolist())
+    output.push((u32(admit.begun.output_ids) if outputs is None else outputs).tolist())
     return output
 
 

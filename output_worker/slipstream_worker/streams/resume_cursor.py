@@ -49,7 +49,7 @@ def locate(
     assert output is not None
     assert admit is not None
     is_past = output.end is not None or output.log.num_tokens > position.num_tokens
-    if is_past or position.num_tokens > admit.max_tokens:
+    if is_past or position.num_tokens > admit.derived.max_tokens:
         raise Diverged("the stream has no such position")
     return None
 

@@ -36,9 +36,9 @@ _FORGOTTEN = Fault("unknown_stream", "this stream has ended, and its output is n
 
 def request_bytes(registration: Admit) -> int:
     """The memory that a stream's request takes, without its outputs."""
-    params, answer = registration.spec.params, registration.answer
-    num_bytes = len(registration.prompt_ids) + len(registration.bad_word_ids)
-    num_bytes += len(registration.frame) + (0 if answer is None else len(answer.tools))
+    params, answer = registration.spec.params, registration.derived.answer
+    num_bytes = len(registration.prompt_ids) + len(registration.derived.bad_word_ids)
+    num_bytes += len(registration.derived.frame) + (0 if answer is None else len(answer.tools))
     return num_bytes + _listed_bytes(params) + _form_bytes(params.structured_outputs)
 
 

@@ -135,7 +135,7 @@ class WorkerStream:
     @property
     def moves(self) -> int:
         """The number of times that the stream has changed its replica."""
-        request = self.registration or self.submit
+        request = self.submit if self.registration is None else self.registration.begun
         return 0 if request is None else request.moves
 
     @property

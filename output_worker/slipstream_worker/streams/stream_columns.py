@@ -124,7 +124,7 @@ class StreamColumns(RowTable):
             self.grow(worker_row + 1)
             self.loops = self._new_loops()
         self.tokens.open(worker_row)
-        outputs = u32(admit.output_ids)
+        outputs = u32(admit.begun.output_ids)
         if len(outputs):
             self.tokens.extend(worker_row, outputs)
             self.last_ids[worker_row] = outputs[-1]
@@ -137,13 +137,15 @@ class StreamColumns(RowTable):
             num_known = num_scored(admit)
             stream.logprobs_from = len(outputs) - num_known
             self.logprobs.open(worker_row, params.logprobs, stream.logprobs_from)
-            if admit.logprobs is not None and num_known:
+            if admit.begun.logprobs is not None and num_known:
                 counts = np.array([num_known])
-                self.logprobs.append_columns(RowSet(np.array([worker_row])), counts, admit.logprobs)
+                self.logprobs.append_columns(
+                    RowSet(np.array([worker_row])), counts, admit.begun.logprobs
+                )
         if params.prompt_logprobs is not None:
             self.prompts.open(worker_row, len(admit.prompt_ids) // 4, params.prompt_logprobs)
-            if admit.prompt_logprobs is not None:
-                self.prompts.add_columns(worker_row, 0, admit.prompt_logprobs)
+            if admit.begun.prompt_logprobs is not None:
+                self.prompts.add_columns(worker_row, 0, admit.begun.prompt_logprobs)
         self.widths[worker_row] = width
         self.has_logprobs |= width > 0
         if width <= MAX_NARROW:
@@ -154,7 +156,7 @@ class StreamColumns(RowTable):
         self.delivered_at[worker_row] = 0.0
         self.ports[worker_row] = 0
         self._prompt_lens[worker_row] = len(admit.prompt_ids) // 4
-        self._max_tokens[worker_row] = admit.max_tokens
+        self._max_tokens[worker_row] = admit.derived.max_tokens
         stops = stop_strings(params)
         self._stop_low[worker_row], self._stop_high[worker_row] = self._plain.first_characters(
             stops
@@ -169,7 +171,7 @@ class StreamColumns(RowTable):
         self._has_detector[worker_row] = has_detector
         self._num_with_detectors += has_detector
         self.kinds[worker_row] = 0
-        self._plain.add_stops(admit.stop_token_ids)
+        self._plain.add_stops(admit.derived.stop_token_ids)
         self.is_fast[worker_row] = False
         if self.fast is not None:
             self._firsts[worker_row] = self.fast.first(_view(admit))
@@ -192,7 +194,7 @@ class StreamColumns(RowTable):
             self._plain.remove_stops(output.delimiter_ids)
             del self._modes[worker_row]
         self._num_with_detectors -= bool(self._has_detector[worker_row])
-        self._plain.remove_stops(stream.registration.stop_token_ids)
+        self._plain.remove_stops(stream.registration.derived.stop_token_ids)
 
     # ---- tokens --------------------------------------------------------------------------
 
@@ -288,7 +290,7 @@ class StreamColumns(RowTable):
         """
         worker_row, admit = stream.worker_row, stream.registration
         assert admit is not None
-        assert admit.answer is not None
+        assert admit.derived.answer is not None
         self.kinds[worker_row] = output.kind
         if self._modes[worker_row] == (mode := output.mode):
             return
@@ -296,7 +298,7 @@ class StreamColumns(RowTable):
         words = self._plain.hazard_characters(output.hazard_chars)
         self._stop_low[worker_row], self._stop_high[worker_row] = words
         stops = stop_strings(admit.spec.params) if output.is_stopped_here else ()
-        found = self._plain.set_of(_view(admit), stops, (admit.answer.format, mode))
+        found = self._plain.set_of(_view(admit), stops, (admit.derived.answer.format, mode))
         self._assign_set(worker_row, *found)
 
     def make_fast(self, stream: WorkerStream, sent: TextCursor) -> None:

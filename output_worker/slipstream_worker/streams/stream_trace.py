@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
-from slipstream_ipc.messages import FirstToken, RequestTrace, Submit, TraceContext
+from slipstream_ipc.messages import FirstToken, RequestTimes, Submit, TraceContext
 
 _TRACE_ID_BYTES = 16
 _PARENT_ID_BYTES = 8
@@ -41,7 +41,7 @@ class StreamTrace:
     that end to the stream's first reader.
     """
 
-    origin: RequestTrace
+    origin: RequestTimes
     scheduled_at: float = 0.0  # when it was first in a step
     first_token_at: float = 0.0  # when its first token was known to the core
     ended_at: float = 0.0  # when its end was decided
@@ -78,17 +78,20 @@ class StreamTrace:
         return [RequestPhase(name, begin, max(begin, end)) for name, begin, end in bounds]
 
 
-def trace_of(submit: Submit, now: float) -> RequestTrace:
-    """The trace of a submission that arrives now.
-
-    Without a valid context the trace's id follows from the stream's id, so that a stream that is
-    submitted again stays in its trace.
+def context_of(submit: Submit) -> TraceContext:
+    """The trace of a submission: its caller's, or one whose id follows from the stream's id, so
+    that a stream that is submitted again stays in its trace.
     """
     context = submit.trace
-    if context is None or not _is_valid(context):
-        context = TraceContext(derived_id(submit.stream_id, b"trace", _TRACE_ID_BYTES))
+    if context is not None and _is_valid(context):
+        return context
+    return TraceContext(derived_id(submit.stream_id, b"trace", _TRACE_ID_BYTES))
+
+
+def times_of(submit: Submit, now: float) -> RequestTimes:
+    """The times of a submission that arrives now."""
     operation = "chat" if submit.messages else "text_completion"
-    return RequestTrace(context, operation, now, is_resubmitted=submit.was_accepted)
+    return RequestTimes(operation, now, is_resubmitted=submit.was_accepted)
 
 
 def derived_id(stream_id: bytes, what: bytes, num_bytes: int) -> bytes:

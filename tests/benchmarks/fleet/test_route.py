@@ -13,7 +13,7 @@ def test_prompts_have_the_length_that_is_asked_for():
     for num_turns in (1, 2, 4):
         length = sum(len(turn.content) for turn in _turns(3, num_turns, 8192))
         assert 0.97 * 8192 < length <= 8192
-    keys = [chat_key(_turns(3, num_turns, 8192), "m") for num_turns in (1, 2)]
+    keys = [chat_key(_turns(3, num_turns, 8192), b"m") for num_turns in (1, 2)]
     assert [key.num_continued for key in keys] == [0, 1]
 
 

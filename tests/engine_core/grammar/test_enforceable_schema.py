@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 from typing import Any
+from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from slipstream.demo_model import MODEL_PATH
+from slipstream_core.grammar import enforceable_schema
 from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
 from slipstream_ipc.messages import SCHEMA_MARK, StructuredOutputs
 
@@ -268,3 +274,92 @@ def test_a_bare_schema_is_a_terminal(schema: Any, good: list[str], bad: list[str
         strict = grammar.replace('"strict": false', '"strict": true')
         with pytest.raises(GrammarError, match=r"tools\.f\.x: pattern cannot be enforced"):
             VOCABULARY.text_of(StructuredOutputs(grammar=strict))
+
+
+INTEGER = {"type": "integer"}
+OPEN = {"type": "object", "properties": {"a": INTEGER, "é\n": INTEGER}}
+IN_A_LIST = {"type": "array", "items": OPEN}
+
+
+@pytest.mark.parametrize(
+    ("schema", "frame"),
+    [
+        (OPEN, "{}"),
+        ({**OPEN, "additionalProperties": True}, "{}"),
+        ({**OPEN, "additionalProperties": {}}, "{}"),
+        ({**OPEN, "additionalProperties": {"title": "any"}}, "{}"),
+        ({"type": "object", "required": ["a"]}, "{}"),
+        (IN_A_LIST, "[{}]"),
+        ({"anyOf": [IN_A_LIST, OPEN]}, "{}"),
+        ({"$ref": "#/$defs/x", "$defs": {"x": OPEN}}, "{}"),
+        ({"allOf": [OPEN, {"type": "object", "properties": {"c": INTEGER}}]}, "{}"),
+    ],
+)
+def test_a_known_name_is_not_spelled_anew(schema: Any, frame: str) -> None:
+    """It would parse to the same name: JSON of the schema would no longer fit it."""
+    for strict in (True, False):
+        for good in ('{"a":1,"b":"x"}', '{"a":1,"é\\"\\\\ /":"x"}', '{"a":1,"":{"a":2}}'):
+            assert allows(schema, frame.replace("{}", good), strict=strict)
+        for bad in (r'{"a":1,"\u0061":"x"}', r'{"a":1,"\u0061b":"x"}', '{"a":1,"a":"x"}'):
+            assert not allows(schema, frame.replace("{}", bad), strict=strict)
+    if schema is OPEN:
+        assert allows(schema, r'{"a":1,"é\n":2}')
+        for other in (r"\u00e9\n", r"é\u000a", r"\u00E9\u000A"):
+            assert not allows(schema, f'{{"a":1,"{other}":"x"}}')
+
+
+def test_what_other_properties_refer_to_stays_in_its_place() -> None:
+    whole = {**OPEN, "additionalProperties": {"title": "any"}}
+    whole["properties"] = {"a": {"$ref": "#/additionalProperties"}}
+    assert allows(whole, '{"a":"x"}')
+
+
+NAMES = st.sampled_from(["a", "b", "c", "d é", '"\\'])
+VALUES = st.recursive(
+    st.sampled_from([1, "x", None, True]),
+    lambda inner: st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@st.composite
+def objects(draw: st.DrawFn, depth: int = 0) -> dict[str, Any]:
+    """A schema of objects, most of them open."""
+    inner = st.sampled_from([INTEGER, {"type": "string"}, True, {"type": ["string", "null"]}])
+    values = inner if depth > 1 else st.one_of(inner, objects(depth + 1))
+    found: dict[str, Any] = {
+        "type": "object",
+        "properties": draw(st.dictionaries(st.sampled_from("abc"), values, max_size=3)),
+    }
+    if draw(st.booleans()):
+        found["required"] = sorted(draw(st.sets(st.sampled_from("abcd"), max_size=2)))
+    more = draw(st.sampled_from([None, None, True, {}, False, INTEGER]))
+    if more is not None:
+        found["additionalProperties"] = more
+    if depth < 2 and draw(st.integers(0, 3)) == 0:
+        found["allOf"] = [draw(objects(depth + 1))]
+    return found
+
+
+@settings(max_examples=60)
+@given(objects(), st.dictionaries(NAMES, VALUES, max_size=4))
+def test_open_objects_allow_what_the_library_does(
+    schema: dict[str, Any], value: dict[str, Any]
+) -> None:
+    """In any order: the library takes members in the schema's own alone."""
+    plain = copy.deepcopy(schema)
+    texts = [
+        json.dumps(dict(each), ensure_ascii=False, separators=(",", ":"))
+        for each in itertools.permutations(value.items())
+    ]
+    with mock.patch.object(enforceable_schema, "_spell_names_once"):
+        before = [allows_or_not(plain, text) for text in texts]
+    assert [allows_or_not(schema, text) for text in texts] == before
+
+
+def allows_or_not(schema: dict[str, Any], text: str) -> bool | None:
+    """None: the library does not take the schema."""
+    try:
+        return allows(schema, text)
+    except GrammarError:
+        return None

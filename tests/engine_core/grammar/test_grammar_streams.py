@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from msgspec import structs
+from tests.helpers.admits import with_fields
 from tokenizers import Tokenizer
 
 from slipstream.demo_model import MODEL_PATH
@@ -76,7 +76,7 @@ def alone(make_core):
     def run(admit: Admit) -> list[int]:
         box = make_core(model=MODEL)
         worker = box.worker()
-        it = worker.send_admit(structs.replace(admit, output_ids=b"", was_accepted=False))
+        it = worker.send_admit(with_fields(admit, output_ids=b"", was_accepted=False))
         box.until(lambda: is_done(it))
         assert it.fault is None
         return answer_of(it)
@@ -236,7 +236,7 @@ def test_the_same_again_while_it_compiles_is_one_stream_other_content_a_conflict
     box.until(lambda: is_done(it))
     assert answer_of(it) == alone(it.admit)
     other = ask(worker, 2)
-    worker.send(structs.replace(other.admit, seed=77))
+    worker.send(with_fields(other.admit, seed=77))
     box.until(lambda: other.fault is not None)
     assert other.fault.code == "conflict"
 

@@ -10,48 +10,38 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slipstream_core.kvcache.block_pool import BlockPool
-from slipstream_core.kvcache.prefix_cache import PrefixCache, next_digest, root_digest
+from slipstream_core.kvcache.prefix_cache import PrefixCache, next_digest
 
 SIZE = 2
-Prefix = tuple[str, tuple[int, ...]]  # the salt, and all tokens up to a block's end
+Prefix = tuple[bytes, tuple[int, ...]]  # the root, and all tokens up to a block's end
 
 
 def tokens(*ids: int) -> np.ndarray:
     return np.array(ids, np.uint32)
 
 
-def new(num_blocks: int = 8, model_salt: str = "") -> tuple[BlockPool, PrefixCache]:
+def new(num_blocks: int = 8) -> tuple[BlockPool, PrefixCache]:
     pool = BlockPool(num_blocks)
-    return pool, PrefixCache(pool, SIZE, model_salt)
+    return pool, PrefixCache(pool, SIZE)
 
 
 def test_names_are_the_same_everywhere() -> None:
     """Another machine, process or version must compute the same: the bytes are written out."""
-    root = root_digest("model", "tenant")
-    framed = b"\5\0\0\0\0\0\0\0model\6\0\0\0\0\0\0\0tenant"
-    assert root == hashlib.blake2b(framed, digest_size=16).digest()
-    assert root.hex() == "0f321b8c327eb72266a61938b446834f"
-    pool, cache = new(model_salt="model")
-    cache.open(0, "tenant")
+    root = bytes(range(16))
+    pool, cache = new()
+    cache.open(0, root)
     cache.extend(0, tokens(1, 2**32 - 1, 3, 4))
     first = next_digest(root, b"\1\0\0\0\xff\xff\xff\xff")
+    framed = root + b"\1\0\0\0\xff\xff\xff\xff"
+    assert first == hashlib.blake2b(framed, digest_size=16).digest()
     assert cache._chains[0] == [root, first, next_digest(first, b"\3\0\0\0\4\0\0\0")]
     assert pool.num_free == 7
 
 
-def test_salts_do_not_run_into_one_another() -> None:
-    roots = {root_digest(*salts) for salts in [("a", "b"), ("ab", ""), ("", "ab"), ("b", "a")]}
-    assert len(roots) == 4
-
-
-def test_a_salt_that_is_no_text_has_a_name_too() -> None:
-    assert root_digest("", "\udc80") != root_digest("", "")
-
-
-def test_what_another_model_or_tenant_computed_is_not_found() -> None:
+def test_what_was_computed_under_another_root_is_not_found() -> None:
     pool, cache = new()
-    for row, salt in enumerate(["", "", "x"]):
-        cache.open(row, salt)
+    for row, root in enumerate([b"", b"", b"x"]):
+        cache.open(row, root)
         cache.extend(row, tokens(1, 2, 3, 4))
     blocks = pool.allocate(2)
     cache.register(0, 0, blocks)
@@ -63,7 +53,7 @@ def test_what_another_model_or_tenant_computed_is_not_found() -> None:
 def test_who_comes_second_with_the_same_gets_no_name() -> None:
     pool, cache = new()
     for row in range(2):
-        cache.open(row, "")
+        cache.open(row, b"")
         cache.extend(row, tokens(1, 2))
     first, second = pool.allocate(1), pool.allocate(1)
     cache.register(0, 0, first)
@@ -74,7 +64,7 @@ def test_who_comes_second_with_the_same_gets_no_name() -> None:
 
 def test_a_beginning_that_is_gone_hides_what_follows() -> None:
     pool, cache = new()
-    cache.open(0, "")
+    cache.open(0, b"")
     cache.extend(0, tokens(1, 2, 3, 4, 5, 6))
     blocks = pool.allocate(3)
     cache.register(0, 0, blocks)
@@ -101,15 +91,15 @@ class AgainstADict(RuleBasedStateMachine):
             self.content.pop(block, None)
 
     @rule(
-        salt=st.sampled_from(["", "", "x"]),
+        root=st.sampled_from([b"", b"", b"x"]),
         ids=st.lists(st.integers(0, 1), max_size=8),
         one_by_one=st.booleans(),
     )
-    def run(self, salt: str, ids: list[int], one_by_one: bool) -> None:
+    def run(self, root: bytes, ids: list[int], one_by_one: bool) -> None:
         """A request takes what there is, and computes the rest."""
         row, self.num_rows = self.num_rows, self.num_rows + 1
         ids = ids[: len(ids) // SIZE * SIZE]
-        prefixes = [(salt, tuple(ids[:end])) for end in range(SIZE, len(ids) + 1, SIZE)]
+        prefixes = [(root, tuple(ids[:end])) for end in range(SIZE, len(ids) + 1, SIZE)]
         want = []
         for prefix in prefixes:
             found = [block for block, content in self.content.items() if content == prefix]
@@ -117,7 +107,7 @@ class AgainstADict(RuleBasedStateMachine):
             if not found:
                 break
             want += found
-        self.cache.open(row, salt)
+        self.cache.open(row, root)
         self.cache.extend(row, tokens(*ids))
         shared = self.cache.lookup(row, len(ids))
         assert shared.tolist() == want
@@ -136,7 +126,7 @@ class AgainstADict(RuleBasedStateMachine):
         for block, prefix in zip(blocks.tolist(), prefixes[len(want) :], strict=True):
             if prefix not in self.content.values():
                 self.content[block] = prefix
-        self.held[row] = (salt, tuple(ids)), [*want, *blocks.tolist()]
+        self.held[row] = (root, tuple(ids)), [*want, *blocks.tolist()]
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from tests.helpers.new_requests import new_request
 
 from slipstream_core.engine_counters import EngineCounters
-from slipstream_core.kvcache.prefix_cache import next_digest, root_digest
+from slipstream_core.kvcache.prefix_cache import next_digest
 from slipstream_core.scheduler import state_marks
 from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
 from slipstream_core.step.plan import StepPlan
@@ -332,9 +332,9 @@ class Harness:
         if cache is None:
             return
         size = self.block_size
-        for salt in {stream.request.spec.cache_salt for stream in self.streams.values()}:
+        for root in {stream.request.prefix_root for stream in self.streams.values()}:
             for stream in self.streams.values():
-                name = root_digest("", salt)
+                name = root
                 for end in range(size, len(stream.ids) + 1, size):
                     ids = stream.ids[end - size : end]
                     name = next_digest(name, np.array(ids, "<u4").tobytes())
@@ -429,8 +429,8 @@ def test_a_readmitted_request_is_looked_for_with_its_outputs() -> None:
 
 def test_tenants_do_not_share() -> None:
     harness = Harness()
-    for salt in ("a", "b", "", "a"):
-        harness.add(PROMPT, 2, cache_salt=salt)
+    for root in (b"a", b"b", b"", b"a"):
+        harness.add(PROMPT, 2, prefix_root=root)
     assert harness.run() == [[14, 14, 4]]
     harness.finish()
     assert harness.scheduler.prefix_cache_hits == 12
@@ -782,7 +782,7 @@ class AnyOrder(RuleBasedStateMachine):
         max_tokens=st.integers(1, 20),
         outputs=st.integers(0, 8),
         priority=st.integers(-1, 1),
-        cache_salt=st.sampled_from(["", "", "", "x"]),
+        prefix_root=st.sampled_from([b"", b"", b"", b"x"]),
         use_prefix_cache=st.sampled_from([True, True, True, False]),
         is_suspect=st.sampled_from([False, False, False, False, True]),
         worker_ends=st.booleans(),

@@ -162,7 +162,7 @@ def test_suspects_are_told_until_they_are_here_again(make_core) -> None:
     fresh = box.worker()
     box.until(lambda: fresh.is_synced)
     assert not fresh.heard(Suspects)
-    assert {it.admit.strikes for it in fresh.streams.values()} == {1}
+    assert {it.admit.begun.strikes for it in fresh.streams.values()} == {1}
 
 
 def deaths_by(poison, box, most: int = 10) -> int:

@@ -1,4 +1,4 @@
-"""What a worker admits with one salt is found with the same alone, through a whole core."""
+"""What a worker admits under one root is found under the same alone, through a whole core."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ FULL = 96  # tokens of its blocks
 
 
 @pytest.mark.parametrize(
-    ("salts", "num_hits"),
+    ("roots", "num_hits"),
     [
-        (["", ""], FULL),
-        (["a", "a"], FULL),
-        (["a", "b"], 0),
-        (["", "a"], 0),
-        (["a", "b", "a"], FULL),
+        ([b"", b""], FULL),
+        ([b"a", b"a"], FULL),
+        ([b"a", b"b"], 0),
+        ([b"", b"a"], 0),
+        ([b"a", b"b", b"a"], FULL),
     ],
 )
-def test_blocks_are_found_with_their_salt_alone(
-    make_core: Callable[..., object], salts: list[str], num_hits: int
+def test_blocks_are_found_under_their_root_alone(
+    make_core: Callable[..., object], roots: list[bytes], num_hits: int
 ) -> None:
     box = make_core()
     worker = box.worker()
     outputs = []
-    for salt in salts:
-        held = worker.admit(PROMPT, cache_salt=salt)
+    for root in roots:
+        held = worker.admit(PROMPT, prefix_root=root)
         box.until(lambda: held.is_over)  # noqa: B023  (it is over before the next one)
         outputs.append(held.token_ids)
     assert box.core.scheduler.prefix_cache_hits == num_hits
-    assert box.core.scheduler.prefix_cache_queries == len(salts) * len(PROMPT)
+    assert box.core.scheduler.prefix_cache_queries == len(roots) * len(PROMPT)
     assert all(output == outputs[0] for output in outputs)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import zmq
-from msgspec import structs
 from tests.helpers.admits import admit_of, with_fields
 
 from slipstream_ipc.columns import pack_u32, pack_u64
@@ -95,7 +94,7 @@ def test_anothers_streams_are_none_of_its_business(make_core, undisturbed) -> No
         Withdraw(stream_id, End("abort", 1)),
         Forget((stream_id,)),
         Positions((stream_id,), pack_u32([2**32 - 1]), nothing, last=True),
-        structs.replace(it.admit, max_tokens=5),
+        with_fields(it.admit, max_tokens=5),
     )
     box.until(lambda: hostile.has_said_all and hostile.of(AdmissionRefused))
     hostile.say(Report(1, pack_u32([it.row]), pack_u32([1])))
@@ -134,7 +133,7 @@ def test_an_admission_with_fewer_outputs_than_before(make_core) -> None:
     hostile.hop.fresh = False
     hostile.hop.attach(time.monotonic())
     box.until(lambda: len(hostile.of(Welcome)) == 2)
-    hostile.say(structs.replace(given, output_ids=b""))
+    hostile.say(with_fields(given, output_ids=b""))
     box.until(lambda: hostile.of(AdmissionRefused))
     assert hostile.of(AdmissionRefused)[0].fault.code == "diverged"
 

@@ -7,8 +7,7 @@ from collections import deque
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
-from tests.helpers.admits import admit_of
+from tests.helpers.admits import admit_of, with_fields
 
 from slipstream_core.logprob_budget import LogprobBudget, first_bytes, outputs_bytes
 from slipstream_core.workers.pending import PendingAdmissions
@@ -99,19 +98,19 @@ def test_a_stream_that_another_core_accepted_waits_for_room_behind_no_new_one() 
     size = first_bytes(registration(0, 1))
     logprob_budget = LogprobBudget(10 * size)
     held = PendingAdmissions(NoGrammars(), logprob_budget)  # type: ignore[arg-type]
-    running = [structs.replace(registration(row, 1), was_accepted=True) for row in range(20)]
+    running = [with_fields(registration(row, 1), was_accepted=True) for row in range(20)]
     for row, admit in enumerate(running):  # up to twice of it
         assert held.reserve(admit)
         logprob_budget.open(row, first_bytes(admit))
     fresh, other = registration(100, 1), registration(101, 1)
-    again = structs.replace(registration(102, 1), was_accepted=True)
+    again = with_fields(registration(102, 1), was_accepted=True)
     for admit in (fresh, other, again):
         assert not held.reserve(admit)
         held.put(b"w", admit)
     assert not [*held.ready()]
     logprob_budget.close(0)
     assert [ready.admit for ready in held.ready()] == [again]
-    held.put(b"w", structs.replace(fresh, was_accepted=True))  # its worker has said more of it
+    held.put(b"w", with_fields(fresh, was_accepted=True))  # its worker has said more of it
     for row in range(1, 3):
         logprob_budget.close(row)
     assert [ready.admit.stream_id for ready in held.ready()] == [fresh.stream_id]
@@ -120,10 +119,10 @@ def test_a_stream_that_another_core_accepted_waits_for_room_behind_no_new_one() 
 
 def test_outputs_that_come_without_their_logprobs_take_no_room() -> None:
     plain = registration(1, 2)
-    again = structs.replace(plain, output_ids=pack_u32(range(10)))
+    again = with_fields(plain, output_ids=pack_u32(range(10)))
     assert first_bytes(again) == first_bytes(plain)
     last = LogprobColumns(3, bytes(4 * 3 * 4), bytes(4 * 3 * 4), bytes(4 * 4))  # of four
-    assert first_bytes(structs.replace(again, logprobs=last)) == first_bytes(plain) + 4 * 3 * 8
+    assert first_bytes(with_fields(again, logprobs=last)) == first_bytes(plain) + 4 * 3 * 8
 
 
 def test_who_finds_no_room_waits_until_others_are_forgotten(make_core, undisturbed) -> None:
@@ -200,7 +199,7 @@ def test_who_was_accepted_once_waits_for_nobody(make_core) -> None:
 def test_who_is_taken_when_it_asks_again_is_not_held_any_longer() -> None:
     logprob_budget = LogprobBudget(1)
     held = PendingAdmissions(NoGrammars(), logprob_budget)  # type: ignore[arg-type]
-    first, second = registration(1, 0), structs.replace(registration(2, 0), was_accepted=True)
+    first, second = registration(1, 0), with_fields(registration(2, 0), was_accepted=True)
     assert held.reserve(first)
     logprob_budget.open(0, first_bytes(first))
     assert not held.reserve(second)

@@ -51,8 +51,8 @@ def test_log_probabilities_of_before_survive_core_and_worker(make_core, undistur
     box.until(lambda: fresh.is_synced)
     [registered] = fresh.heard(Registered)
     registration = registered.registration
-    assert len(registration.output_ids) // 4 >= had
-    assert len(registration.logprobs.ranks) == len(registration.output_ids)
+    assert len(registration.begun.output_ids) // 4 >= had
+    assert len(registration.begun.logprobs.ranks) == len(registration.begun.output_ids)
     replayed = fresh.streams[it.admit.stream_id]
     box.until(lambda: replayed.is_over)
     plain = undisturbed(it.admit)
@@ -61,7 +61,7 @@ def test_log_probabilities_of_before_survive_core_and_worker(make_core, undistur
 
 def resubmitted(it, num_outputs: int, logprobs: LogprobColumns | None):
     """A registration of the same request that comes with some of its outputs."""
-    return structs.replace(
+    return with_fields(
         it.admit,
         stream_id=b"r" * 16,
         output_ids=pack_u32(it.token_ids[:num_outputs]),
@@ -86,7 +86,7 @@ def test_log_probabilities_of_the_last_outputs_alone_are_handed_on(make_core, un
     fresh = box.worker()
     box.until(lambda: fresh.is_synced)
     found = {body.registration.stream_id: body for body in fresh.heard(Registered)}
-    assert found[again.admit.stream_id].registration.logprobs == tail
+    assert found[again.admit.stream_id].registration.begun.logprobs == tail
     replayed = fresh.streams[again.admit.stream_id]
     box.until(lambda: replayed.is_over)
     assert replayed.logprobs == plain.logprobs[6:]
@@ -115,7 +115,7 @@ def test_a_registration_larger_than_any_clients_message(make_core) -> None:
     fresh = box.worker()
     box.until(lambda: fresh.is_synced)
     found = {body.registration.stream_id: body for body in fresh.heard(Registered)}
-    assert found[it.admit.stream_id].registration.logprobs == given
+    assert found[it.admit.stream_id].registration.begun.logprobs == given
 
 
 # ---- what was accepted once ----------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_the_same_fingerprint_is_the_same_request(make_core) -> None:
     worker = box.worker()
     it = worker.admit(PROMPTS[0], 20, fingerprint=b"f")
     box.until(lambda: len(it.token_ids) > 2)
-    worker.send(structs.replace(it.admit, owner=b"another", handle=7, strikes=1))
+    worker.send(with_fields(it.admit, owner=b"another", handle=7, strikes=1))
     box.hear_until(lambda: it.num_admitted == 2)
     assert finished(box, [it])
 

@@ -52,6 +52,8 @@ DIRECTIONS: list[tuple[Codec[Any, Any], Codec[Any, Any], Any]] = [
     (core_codec(), worker_codec(), CoreToWorker),
 ]
 RECEIVERS = [receiver for _, receiver, _ in DIRECTIONS]
+ADMIT = [30, b"", b"", [{}], [0, 1]]  # before `begun`
+BEGUN = [b"", None, None, None, False, 0]  # before `owner`
 
 _SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-(2**63), 2**64 - 1),
@@ -104,25 +106,21 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     if origin in (types.UnionType, typing.Union):
         return st.one_of(*map(values_of, args))
     hints = typing.get_type_hints(kind, include_extras=True)
-    if kind is messages.OtherAdmit:
-        hints["output_ids"] = Literal[b"", b"abcd"]
+    # a registration's values are held against the limits of requests, too
+    fixed: dict[str, Any] = {}
     if kind is messages.RequestSpec:
-        fields = {name: values_of(hint) for name, hint in hints.items()}
-        return st.builds(kind, **fields | {"params": st.just(SamplingParams(top_k=3))})
-    if kind is messages.Admit:  # whose values are held against the limits of requests, too
+        fixed["params"] = SamplingParams(top_k=3)
+    if kind is messages.Begun:
+        hints["output_ids"] = Literal[b"", b"abcd"]
+    if kind is messages.Derived:
         hints["max_tokens"] = Annotated[int, msgspec.Meta(ge=1, le=9)]
-        fixed: dict[str, Any] = {"prompt_ids": st.just(bytes(8))}
-        fixed["output_ids"] = st.just(bytes(4))
-        fixed["bad_word_ids"] = st.just(bytes(12))
-        fixed["bad_word_counts"] = st.just(bytes([1, 0, 0, 0, 2, 0, 0, 0]))
-        return st.builds(
-            kind,
-            **{
-                name: fixed[name] if name in fixed else values_of(hint)
-                for name, hint in hints.items()
-            },
-        )
-    return st.builds(kind, **{name: values_of(hint) for name, hint in hints.items()})
+        fixed["bad_word_ids"] = bytes(12)
+        fixed["bad_word_counts"] = bytes([1, 0, 0, 0, 2, 0, 0, 0])
+    if kind is messages.Admit:
+        fixed["prompt_ids"] = bytes(8)
+    given = {name: st.just(value) for name, value in fixed.items()}
+    rest = {name: values_of(hint) for name, hint in hints.items() if name not in fixed}
+    return st.builds(kind, **given, **rest)
 
 
 def frames_of(union: Any) -> st.SearchStrategy[Frame[Any]]:
@@ -327,18 +325,28 @@ def test_params_of_noise(raw: bytes) -> None:
         (front_codec(), [12, b"", "x"], "handle", "got `str`"),
         (front_codec(), [0, 1, bytes(65)], "identity", "<= 64"),
         (front_codec(), [99], "tag", "99"),
-        (core_codec(), [30, b"", b"", [{}], [], 0, 1, b"", bytes(65)], "owner", "<= 64"),
-        (core_codec(), [30, b"", b"", [{}], [-1], 0, 1], "stop_token_ids", "Admit.stop_token_ids"),
-        (core_codec(), [30, b"", b"", [{}], [0] * 4097, 0, 1], "stop_token_ids", "<= 4096"),
-        (core_codec(), [30, b"", b"", [{}], [], 2**63, 1], "seed", "Admit.seed"),
-        (core_codec(), [30, b"", b"", [{}, "", 2**31], [], 0, 1], "priority", "<= 2147483647"),
-        (core_codec(), [30, b"", b"", [{}, "x" * 1025], [], 0, 1], "label", "<= 1024"),
-        (core_codec(), [30, b"", b"", [{}], [], 0, 0], "max_tokens", "allowed: an integer >= 1"),
-        (core_codec(), [30, b"", b"xyz", [{}], [], 0, 1], "prompt_ids", "u32"),
-        (core_codec(), [30, b"", b"", [{"top_p": 0.0}], [], 0, 1], "top_p", r"\(0, 1\]"),
-        (core_codec(), [30, b"", b"", [{"logprobs": 2**40}], [], 0, 1], "logprobs", "300000"),
-        (core_codec(), [30, b"", b"", [{"top_p": "1"}], [], 0, 1], "params", "Admit.params.top_p"),
-        (core_codec(), [30, b"", b"", [{}], [], 0, 1, b"", b"", -1], "handle", "Admit.handle"),
+        (core_codec(), [*ADMIT, [*BEGUN, bytes(65)]], "owner", "<= 64"),
+        (
+            core_codec(),
+            [30, b"", b"", [{}], [0, 1, [-1]]],
+            "stop_token_ids",
+            "Admit.stop_token_ids",
+        ),
+        (core_codec(), [30, b"", b"", [{}], [0, 1, [0] * 4097]], "stop_token_ids", "<= 4096"),
+        (core_codec(), [30, b"", b"", [{}], [2**63, 1]], "seed", "Admit.seed"),
+        (core_codec(), [30, b"", b"", [{}, "", 2**31], [0, 1]], "priority", "<= 2147483647"),
+        (core_codec(), [30, b"", b"", [{}, "x" * 1025], [0, 1]], "label", "<= 1024"),
+        (core_codec(), [30, b"", b"", [{}], [0, 0]], "max_tokens", "allowed: an integer >= 1"),
+        (core_codec(), [30, b"", b"xyz", [{}], [0, 1]], "prompt_ids", "u32"),
+        (core_codec(), [30, b"", b"", [{"top_p": 0.0}], [0, 1]], "top_p", r"\(0, 1\]"),
+        (core_codec(), [30, b"", b"", [{"logprobs": 2**40}], [0, 1]], "logprobs", "300000"),
+        (core_codec(), [30, b"", b"", [{"top_p": "1"}], [0, 1]], "params", "Admit.params.top_p"),
+        (
+            core_codec(),
+            [*ADMIT, [b"", None, None, None, False, 0, b"", -1]],
+            "handle",
+            "Admit.handle",
+        ),
         (core_codec(), [31, -1], "step", "Report.step"),
         (core_codec(), [32, b"", ["stop", -1]], "end", r"Withdraw.end\[1\]"),
         (core_codec(), [33, [bytes(17)]], "stream_ids", r"Forget.stream_ids\[0\]"),

@@ -8,8 +8,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
-from tests.helpers.admits import admit_of, with_fields
+from tests.helpers.admits import PARTS, admit_of, with_fields
 
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.errors import ProtocolError
@@ -17,13 +16,12 @@ from slipstream_ipc.messages import (
     MAX_OTHERS,
     Admit,
     AnswerSettings,
+    Begun,
     Frame,
     KeepOptions,
     LogprobColumns,
-    OtherAdmit,
     ReasoningIds,
-    RequestSpec,
-    RequestTrace,
+    RequestTimes,
     SamplingParams,
     TraceContext,
 )
@@ -31,7 +29,17 @@ from slipstream_ipc.transport import shared_prompts
 from slipstream_ipc.transport.codec import core_codec, worker_codec
 from slipstream_ipc.transport.shared_prompts import joined, registrations_of
 
-FIELDS = dict.fromkeys((*Admit.__struct_fields__, *RequestSpec.__struct_fields__))
+FIELDS = [
+    name
+    for struct in (Admit, *PARTS.values())
+    for name in struct.__struct_fields__
+    if name not in ("others", *PARTS)
+]
+# differing, they cost no message of their own
+OWN = (
+    *(name for name in Begun.__struct_fields__ if name != "prompt_logprobs"),
+    *("stream_id", "seed", "fingerprint"),
+)
 LOGPROBS = LogprobColumns(1, pack_f32([-0.5]), pack_u32([7]), pack_u32([1]))
 
 
@@ -94,12 +102,12 @@ def test_answers_to_a_prompt_are_one_message_with_one_prompt() -> None:
 
 def test_others_are_bounded_in_number_and_bytes() -> None:
     assert [1 + len(body.others) for body in sent(answers(200))] == [MAX_OTHERS + 1, 72]
-    large = [structs.replace(each, output_ids=bytes(400)) for each in answers(10)]
+    large = [with_fields(each, output_ids=bytes(400)) for each in answers(10)]
     with patch.object(shared_prompts, "MAX_JOINED_BYTES", 4000 + 3 * 400):
         assert [1 + len(body.others) for body in sent(large)] == [3, 3, 3, 1]
 
 
-@pytest.mark.parametrize("field", [name for name in FIELDS if name not in ("others", "spec")])
+@pytest.mark.parametrize("field", FIELDS)
 def test_every_field_is_an_answers_own_or_has_to_be_alike(field: str) -> None:
     words = {"bad_word_ids": pack_u32([1, 2]), "bad_word_counts": pack_u32([1, 1])}
     first, second = (with_fields(each, **words) for each in answers(2))
@@ -115,24 +123,26 @@ def test_every_field_is_an_answers_own_or_has_to_be_alike(field: str) -> None:
         "cache_salt": "other",
         "frame": "other",
         "was_accepted": True,
-        "answer": AnswerSettings("qwen3", b"digest"),
         "keep": KeepOptions(b"record"),
         "reasoning": ReasoningIds("start", (5,), (6,)),
-        "trace": RequestTrace(TraceContext(bytes(16)), "chat", 1.5),
+        "trace": TraceContext(bytes(16)),
+        "times": RequestTimes("chat", 1.5),
+        "answer": AnswerSettings("qwen3", b"digest"),
         "changed_turns": ("system-first",),
         "left_out": ("/properties/other/pattern",),
     }.get(field)
     if value is None:
-        before = getattr(second if field in Admit.__struct_fields__ else second.spec, field)
+        parts = (second, *[getattr(second, part) for part in PARTS])
+        before = next(getattr(part, field) for part in parts if field in part.__struct_fields__)
         value = b"otherothe0123456" if isinstance(before, bytes) else 5
     second = with_fields(second, **{field: value})
     messages = sent([first, second])
     assert [each for body in messages for each in registrations_of(body)] == [first, second]
-    assert len(messages) == (1 if field in OtherAdmit.__struct_fields__ else 2)
+    assert len(messages) == (1 if field in OWN else 2)
 
 
 def test_columns_of_others_are_checked() -> None:
     first, second = answers(2)
-    body, _ = joined(first, [structs.replace(second, output_ids=b"123")])
+    body, _ = joined(first, [with_fields(second, output_ids=b"123")])
     with pytest.raises(ProtocolError, match="output_ids: got 3 bytes"):
         core_codec().decode(worker_codec().encode(Frame(1, 1, 0, body)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -15,8 +16,15 @@ from slipstream_ipc.messages import (
     RequestSpec,
     SamplingParams,
     Submit,
+    TraceContext,
 )
-from slipstream_ipc.validation.request_spec import among_own, check_spec, content_of, spec_of
+from slipstream_ipc.validation.request_spec import (
+    among_own,
+    check_spec,
+    content_of,
+    root_digest,
+    spec_of,
+)
 
 SUBMIT = Submit(1, bytes(16), Raw(), text="x")
 PARAMS = SamplingParams(temperature=0.5, seed=3)
@@ -29,6 +37,7 @@ OTHERS: dict[str, Any] = {
     "scope": b"another",
     "answer": AnswerOptions(stop_scope="all"),
     "keep": KeepOptions(b"a record"),
+    "trace": TraceContext(bytes(16)),
 }
 FIELDS = [name for name in RequestSpec.__struct_fields__ if name != "params"]
 
@@ -62,16 +71,23 @@ def test_a_client_is_the_tenant_of_what_names_none() -> None:
     assert spec_of(named, PARAMS, b"client").tenant == b"t"
 
 
-def test_tenants_that_share_no_prefixes_have_salts_of_their_own() -> None:
-    salts = {
-        spec_of(
-            structs.replace(SUBMIT, tenant=tenant, cache_salt=salt), PARAMS, shares_prefixes=False
-        ).cache_salt
+def test_a_root_is_the_same_everywhere() -> None:
+    """Another machine, process or version must compute the same: the bytes are written out."""
+    salted = structs.replace(SUBMIT, cache_salt="salt")
+    framed = b"\5\0\0\0\0\0\0\0model\1\0\0\0\0\0\0\0t\4\0\0\0\0\0\0\0salt"
+    root = root_digest("model", salted, b"t")
+    assert root == hashlib.blake2b(framed, digest_size=16).digest()
+    assert root == root_digest("model", spec_of(salted, PARAMS), b"t")
+
+
+def test_parts_of_a_root_do_not_run_into_one_another() -> None:
+    roots = {
+        root_digest(model, structs.replace(SUBMIT, cache_salt=salt), tenant)
+        for model in ("", "a", "ab", "\udc80")
+        for salt in ("", "a", "ab", "b", "\udc80")
         for tenant in (b"", b"a", b"b")
-        for salt in ("", "x")
     }
-    assert len(salts) == 6
-    assert {"", "x"} < salts  # of no tenant's
+    assert len(roots) == 4 * 5 * 3
 
 
 def test_a_priority_among_a_tenants_own() -> None:

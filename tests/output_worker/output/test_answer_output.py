@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.msgpack import encode
-from msgspec.structs import replace
-from tests.helpers.admits import admit_of
+from tests.helpers.admits import admit_of, with_fields
 
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.formats.answer_format import digest
@@ -114,7 +113,10 @@ def plain(case: Case) -> StreamOutput:
     admit = case.admit
     params = admit.spec.params
     return open_output(
-        admit_of(b"", admit.prompt_ids, params, admit.stop_token_ids, 0, admit.max_tokens), FACTORY
+        admit_of(
+            b"", admit.prompt_ids, params, admit.derived.stop_token_ids, 0, admit.derived.max_tokens
+        ),
+        FACTORY,
     )
 
 
@@ -420,7 +422,7 @@ def opened(state: list[tuple[int, str]]) -> AnswerOutput:
     start = start_state(compiled, state)
     case = Case([])
     answer = AnswerSettings(ANSWER.format, ANSWER.digest, start, ANSWER.tools)
-    output = open_output(replace(case.admit, answer=answer), FACTORY)
+    output = open_output(with_fields(case.admit, answer=answer), FACTORY)
     assert isinstance(output, AnswerOutput)
     return output
 

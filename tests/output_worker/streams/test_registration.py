@@ -110,6 +110,29 @@ def test_whom_a_stream_is_for_is_registered_and_part_of_no_fingerprint() -> None
         assert admit.spec.tenant == tenant
 
 
+def test_tenants_that_share_no_prefixes_have_roots_of_their_own() -> None:
+    """A client that names no tenant shares them with all others of its kind."""
+
+    def root(client: bytes, tenant: bytes, salt: str, *, shares: bool) -> bytes:
+        one = structs.replace(submission(), tenant=tenant, cache_salt=salt)
+        spec = Submission(one, client).spec_of(one)
+        admit = register(
+            *(one, PROMPT, client, CARD), spec=spec, fingerprint=b"", shares_prefixes=shares
+        )
+        return admit.derived.prefix_root
+
+    def roots(*, shares: bool) -> set[bytes]:
+        return {
+            root(client, tenant, salt, shares=shares)
+            for client in (b"c", b"d")
+            for tenant in (b"", b"a", b"b")
+            for salt in ("", "x")
+        }
+
+    assert (len(roots(shares=True)), len(roots(shares=False))) == (2, 6)
+    assert roots(shares=True) < roots(shares=False)  # of no tenant's
+
+
 def test_how_an_answer_is_read_is_part_of_its_fingerprint() -> None:
     submit = submission()
     read = [
@@ -126,7 +149,7 @@ def test_events_need_text() -> None:
         spec = Submission(submit).spec_of(submit)
         with pytest.raises(BadRequest) if not detokenize else contextlib.nullcontext():
             admit = register(submit, PROMPT, b"c", CARD, spec=spec, fingerprint=b"", answer=answer)
-            assert admit.answer == answer
+            assert admit.derived.answer == answer
 
 
 def test_an_unknown_choice_is_refused() -> None:
@@ -180,7 +203,7 @@ def test_the_grammar_of_a_forced_call_is_the_cores_alone() -> None:
             answer=AnswerSettings("none+hermes", b"", options=AnswerOptions("required")),
             call_grammar='start: "x"',
         )
-    assert admit.fingerprint == fingerprint == Submission(submit).fingerprint(submit)
+    assert admit.derived.fingerprint == fingerprint == Submission(submit).fingerprint(submit)
 
 
 def test_the_grammar_of_a_free_answer_yields_to_the_request() -> None:
@@ -225,14 +248,14 @@ def test_formats_that_no_grammar_enforces_are_named() -> None:
             is_for_formats=is_for_formats,
         )
 
-    assert registered('start: "x"').left_out == ()
+    assert registered('start: "x"').derived.left_out == ()
     for grammar, params in (
         ("", {}),
         ('start: "x"', {"ignore_eos": True}),
         ('start: "x"', {"structured_outputs": StructuredOutputs(regex="a")}),
         ('start: "x"', {"min_tokens": 1}),
     ):
-        assert registered(grammar, **params).left_out == (path,)
+        assert registered(grammar, **params).derived.left_out == (path,)
     with pytest.raises(BadRequest, match="strict"):
         registered('start: "x"', is_for_formats=False, min_tokens=1)
 

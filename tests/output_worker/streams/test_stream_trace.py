@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw, structs
 
-from slipstream_ipc.messages import ChatMessage, FirstToken, RequestTrace, Submit, TraceContext
-from slipstream_worker.streams.stream_trace import StreamTrace, trace_of
+from slipstream_ipc.messages import ChatMessage, FirstToken, RequestTimes, Submit, TraceContext
+from slipstream_worker.streams.stream_trace import StreamTrace, context_of, times_of
 
 CONTEXT = TraceContext(b"t" * 16, b"p" * 8)
 SUBMIT = Submit(0, b"s" * 16, Raw(b""), text="x")
@@ -18,7 +18,7 @@ moments = st.floats(1.0, 2.0) | st.just(0.0)
 
 
 def traced(rendered_s: float = 0.0) -> StreamTrace:
-    return StreamTrace(RequestTrace(CONTEXT, "chat", 1.0, rendered_s))
+    return StreamTrace(RequestTimes("chat", 1.0, rendered_s))
 
 
 def test_a_whole_request_has_all_phases() -> None:
@@ -54,17 +54,18 @@ def test_no_phase_ends_before_it_begins(
 
 def test_a_trace_is_the_callers_or_follows_from_the_stream() -> None:
     submit = structs.replace(SUBMIT, trace=CONTEXT)
-    assert trace_of(submit, 1.0) == RequestTrace(CONTEXT, "text_completion", 1.0)
+    assert context_of(submit) == CONTEXT
+    assert times_of(submit, 1.0) == RequestTimes("text_completion", 1.0)
     chat = structs.replace(SUBMIT, text=None, messages=(ChatMessage("user", "x"),))
     again = structs.replace(chat, was_accepted=True)
-    first, second = trace_of(chat, 1.0), trace_of(again, 2.0)
-    assert first.operation == "chat"
-    assert first.context == second.context, "a stream that is submitted again stays in its trace"
-    assert (first.is_resubmitted, second.is_resubmitted) == (False, True)
-    assert len(first.context.trace_id) == 16
-    assert SUBMIT.stream_id not in first.context.trace_id
+    first = context_of(chat)
+    assert first == context_of(again), "a stream that is submitted again stays in its trace"
+    assert len(first.trace_id) == 16
+    assert SUBMIT.stream_id not in first.trace_id
+    assert times_of(chat, 1.0) == RequestTimes("chat", 1.0)
+    assert times_of(again, 2.0) == RequestTimes("chat", 2.0, is_resubmitted=True)
     other = structs.replace(chat, stream_id=b"o" * 16)
-    assert trace_of(other, 1.0).context != first.context
+    assert context_of(other) != first
 
 
 @pytest.mark.parametrize(
@@ -77,5 +78,5 @@ def test_a_trace_is_the_callers_or_follows_from_the_stream() -> None:
     ],
 )
 def test_a_context_that_cannot_be_is_ignored(context: TraceContext) -> None:
-    expected = trace_of(SUBMIT, 1.0)
-    assert trace_of(structs.replace(SUBMIT, trace=context), 1.0) == expected
+    expected = context_of(SUBMIT)
+    assert context_of(structs.replace(SUBMIT, trace=context)) == expected

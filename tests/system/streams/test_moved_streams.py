@@ -231,7 +231,7 @@ def test_strikes_of_other_replicas_count(make_stack) -> None:
         stack.until(lambda taken=taken: taken.accepted > 0)
         stream = stack.worker.streams.get(submit.stream_id)
         assert stream.strikes == 2
-        assert stack.worker.lifecycle.readmission(stream).strikes == stream.strikes
+        assert stack.worker.lifecycle.readmission(stream).begun.strikes == stream.strikes
 
 
 @pytest.mark.parametrize("other", [{"scope": b""}, {"token_ids": pack_u32([5, 7]), "text": None}])

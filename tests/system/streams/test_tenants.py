@@ -143,24 +143,23 @@ def test_a_tenant_shares_no_cache_with_another_unless_all_do(make_stack, shares:
     stack = make_stack(share_prefix_cache=shares)
     client, prompt = stack.client(), "the code of the project is 7391, never tell anybody" * 4
 
-    def ended(tenant: bytes, salt: str = "") -> tuple[int, str]:
+    def ended(tenant: bytes, salt: str = "") -> tuple[int, bytes]:
         it = client.submit(prompt, max_tokens=2)
         named = structs.replace(client._waiting[-1], tenant=tenant, cache_salt=salt)
         client._waiting[-1] = named
         stack.until(lambda: it.is_over)
-        return it.end.num_cached_tokens, stack.worker.streams.get(
-            it.stream_id
-        ).registration.spec.cache_salt
+        admit = stack.worker.streams.get(it.stream_id).registration
+        return it.end.num_cached_tokens, admit.derived.prefix_root
 
     assert ended(b"one")[0] == 0
-    again, salt = ended(b"one")
+    again, root = ended(b"one")
     assert again > 0
     other, others = ended(b"two")
-    assert (other > 0, salt == others) == (shares, shares)
+    assert (other > 0, root == others) == (shares, shares)
     assert ended(b"two", "own")[0] == 0
     assert ended(b"one", "own")[0] == (again if shares else 0)
     assert ended(b"")[0] == (again if shares else 0)  # a local client, that names none
-    assert ended(b"")[1] == ""
+    assert (ended(b"")[1] == root) == shares
 
 
 def test_over_tcp_a_keys_priority_counts_among_its_own_requests(make_stack, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from slipstream.packed_prompts import messages_of, prompt_text_of
 from slipstream_ipc.messages import ChatMessage, Submit, TemplateOptions
+from slipstream_ipc.validation.request_spec import root_digest
 
 Int64s = npt.NDArray[np.int64]
 
@@ -60,23 +61,22 @@ def prompt_key(submit: Submit, model: str, prompt_cache_key: str = "") -> Prompt
 
     prompt_cache_key: the user's own name for what shares a prompt; empty for none.
     """
-    salt = submit.cache_salt
+    # of no tenant: whether tenants share prefixes is a setting of the replicas
+    root = root_digest(model, submit)
     if messages := messages_of(submit):
-        return chat_key(messages, model, submit.template, salt, prompt_cache_key)
+        return chat_key(messages, root, submit.template, prompt_cache_key)
     if (text := prompt_text_of(submit)) is not None:
-        body = text.encode("utf-8", "surrogatepass")
-        return text_key(body, model, salt, prompt_cache_key)
-    return text_key(submit.token_ids, model, salt, prompt_cache_key)
+        return text_key(text.encode("utf-8", "surrogatepass"), root, prompt_cache_key)
+    return text_key(submit.token_ids, root, prompt_cache_key)
 
 
 def chat_key(
     messages: Sequence[ChatMessage],
-    model: str,
+    root: bytes,
     template: TemplateOptions = _NO_OPTIONS,
-    cache_salt: str = "",
     prompt_cache_key: str = "",
 ) -> PromptKey:
-    """The key of a chat."""
+    """The key of a chat. root: see `root_digest`."""
     parts = [template.tools.encode("utf-8", "surrogatepass")]
     end = len(parts[0])
     user_ends: list[int] = []
@@ -93,18 +93,16 @@ def chat_key(
             num_continued = min(2, len(user_ends))
     body = b"".join(parts)
     ends = user_ends[:2] or [end]
-    seed = _encode((model, cache_salt, template.kwargs))
+    seed = _encode((root, template.kwargs))
     first, second = _keys(seed, body, ends, prompt_cache_key)
     chain, lengths = _chain(seed, body)
     prompt_len, prior_len = len(body) // BYTES_PER_TOKEN, prior_end // BYTES_PER_TOKEN
     return PromptKey(first, second, num_continued, prompt_len, prior_len, chain, lengths)
 
 
-def text_key(
-    body: bytes, model: str, cache_salt: str = "", prompt_cache_key: str = ""
-) -> PromptKey:
+def text_key(body: bytes, root: bytes, prompt_cache_key: str = "") -> PromptKey:
     """The key of a prompt without turns. body: UTF-8 of a text, or token ids, a u32 column."""
-    seed = _encode((model, cache_salt, ""))
+    seed = _encode((root, ""))
     ends = (_KEY_BYTES, 2 * _KEY_BYTES) if len(body) >= 2 * _KEY_BYTES else (_KEY_BYTES,)
     first, second = _keys(seed, body, ends, prompt_cache_key)
     chain, lengths = _chain(seed, body)

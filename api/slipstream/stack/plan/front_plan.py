@@ -12,7 +12,7 @@ from slipstream.errors import wrong_option
 from slipstream.loopback import is_loopback
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.plan.child_spec import child_spec
-from slipstream.stack.settings import StackSettings
+from slipstream.stack.settings import StackSettings, passed_to
 from slipstream.tls import tls_context
 from slipstream.trusted_proxies import TrustedProxies, is_ip_address
 from slipstream_ipc.process import process_name, role_of
@@ -41,20 +41,17 @@ def front_specs(settings: StackSettings, front: dict[str, Any]) -> list[ChildSpe
     certfile, keyfile = _certificates(settings)
     config = {
         **front,
+        **passed_to("http", settings),
         "host": settings.host,
         "port": settings.http_port or 0,
         "api_keys": _listed_keys(settings),
         **_key_files(settings),
-        "hang_timeout_s": settings.hang_timeout_s,
         "allowed_origins": allowed_origins(settings),
         "allowed_hosts": allowed_hosts(settings),
         "uds": None if settings.uds is None else os.path.abspath(settings.uds),
         "ssl_certfile": certfile,
         "ssl_keyfile": keyfile,
-        "access_log": settings.access_log,
         "forwarded_allow_ips": forwarded_allow_ips(settings),
-        "strict_fields": settings.strict_fields,
-        "metrics_prefix": settings.metrics_prefix,
         "strict_finish": settings.openai_strict_finish,
         "is_traced": settings.otlp_traces_endpoint is not None,
     }

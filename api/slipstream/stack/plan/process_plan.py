@@ -34,7 +34,7 @@ from slipstream.stack.plan.model_source import (
 from slipstream.stack.plan.nodes import nodes_options
 from slipstream.stack.plan.otlp_endpoint import checked_otlp_endpoint
 from slipstream.stack.runtime_dir import cache_dir
-from slipstream.stack.settings import StackSettings
+from slipstream.stack.settings import StackSettings, passed_to
 from slipstream.stack.supervisor_events import SupervisorConfig
 from slipstream.tracing.part_files import checked_trace
 from slipstream_ipc.errors import BadRequest
@@ -56,44 +56,6 @@ _FORKED = (  # in the order of their imports
     "slipstream_worker.main",
 )
 _CARD_DEFAULTS = ("max_num_seqs", "max_num_batched_tokens")
-_CORE_OPTIONS = (
-    "dtype",
-    "device",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_model_len",
-    "block_size",
-    "gpu_memory_utilization",
-    "attention_backend",
-    "enforce_eager",
-    "cuda_graph_sizes",
-    "cuda_graphs_over_ranks",
-    "enable_torch_symm_mem",
-    "enable_prefix_caching",
-    "num_blocks",
-    "state_cache_gib",
-    "threads",
-    "tensor_parallel_size",
-    "native",
-    "max_waiting",
-    "max_waiting_tokens",
-    "max_logprobs",
-    "logprobs_gib",
-    "response_store_mib",
-    "step_timeout_s",
-    "hang_timeout_s",
-    "trust_remote_code",
-)
-_WORKER_OPTIONS = (
-    "share_prefix_cache",
-    "stream_interval",
-    "client_timeout_s",
-    "grace_s",
-    "hang_timeout_s",
-    "trust_remote_code",
-    "tool_format",
-    "reasoning_format",
-)
 
 
 def plan_stack(
@@ -169,7 +131,7 @@ def plan_stack(
                 "stack_incarnation": secrets.randbits(_INCARNATION_BITS),
                 "trace": trace,
                 "otlp_traces_endpoint": otlp_traces_endpoint,
-                **{name: getattr(settings, name) for name in _WORKER_OPTIONS},
+                **passed_to("worker", settings),
                 **worker_model_options(settings),
             },
             address,
@@ -244,11 +206,7 @@ def supervisor_config(
         address,
         str(runtime_dir),
         parent_pid,
-        hang_timeout_s=settings.hang_timeout_s,
-        max_restarts=settings.max_restarts,
-        restart_window_s=settings.restart_window_s,
-        drain_s=settings.drain_s,
-        log_stats_interval_s=settings.log_stats_interval_s,
+        **passed_to("supervisor", settings),
         listen=None if settings.http_port is None else (settings.host, settings.http_port),
         uds=None if settings.uds is None else os.path.abspath(settings.uds),
     )
@@ -295,7 +253,7 @@ def _worker_specs(settings: StackSettings, config: dict[str, Any], address: str)
 
 def _core_options(settings: StackSettings) -> dict[str, Any]:
     """The core options that are set; the core knows the defaults of the others."""
-    given = {name: getattr(settings, name) for name in _CORE_OPTIONS}
+    given = passed_to("core", settings)
     return {
         **{name: value for name, value in given.items() if value is not None},
         "card_defaults": [name for name in _CARD_DEFAULTS if given[name] is None],

@@ -111,14 +111,14 @@ def margins_of(
     ids = torch.tensor(token_ids)[:, None]
     allowed = logits.clone()
     num_masked = max(0, min(num, params.min_tokens - num_before))
-    allowed[:num_masked, list(admit.stop_token_ids)] = -torch.inf
+    allowed[:num_masked, list(admit.derived.stop_token_ids)] = -torch.inf
     if grammar is not None:
         allowed.masked_fill_(~grammar, -torch.inf)
     if params.temperature == 0:
         return _below(allowed, allowed, ids)
     scaled = allowed / max(params.temperature, 1e-5)
     positions = prompt_len + num_before + np.arange(num)
-    keys = torch.from_numpy(row_keys(np.full(num, admit.seed, np.int64), positions))
+    keys = torch.from_numpy(row_keys(np.full(num, admit.derived.seed, np.int64), positions))
     vocab = torch.arange(logits.shape[1], dtype=torch.int32)
     scores = scaled - exponential(keys, vocab).log()
     top_k = params.top_k if 0 < params.top_k < logits.shape[1] else 0

@@ -18,6 +18,8 @@ from slipstream_ipc.messages import (
     Fault,
     KeepOptions,
     KeptAnswer,
+    Locate,
+    Located,
     Recall,
     Recalled,
 )
@@ -72,3 +74,29 @@ def test_a_stream_runs_where_any_replica_runs_it() -> None:
     for parts in permutations([Cancelled(0, each) for each in states]):  # type: ignore[arg-type]
         found = answer_of(Cancel(0, (b"1" * 16, b"2" * 16)), list(parts))
         assert found.found == ("running", "ended")
+
+
+def divided(parts: list[Any]) -> Future[Any]:
+    """What two workers say of three streams, the first one of the middle one."""
+    future: Future[Any] = Future()
+    query = Locate(0, (b"1" * 16, b"2" * 16, b"3" * 16))
+    answer = AnswerOfAll(query, future, 2, places=[[1], [0, 2]])
+    for index, found in enumerate(parts):
+        part: Future[Any] = Future()
+        if isinstance(found, Exception):
+            part.set_exception(found)
+        else:
+            part.set_result(found)
+        answer.add(index, part)
+    return future
+
+
+def test_answers_about_divided_streams_are_put_in_the_order_of_the_query() -> None:
+    assert divided([Located(0, (5,)), Located(0, (4, 6))]).result().moves == (4, 5, 6)
+    assert divided([Located(0, ()), Located(0, (4, 6))]).result().moves == (4, 0, 6)
+
+
+def test_streams_of_a_worker_that_fails_are_not_called_unknown() -> None:
+    error = OverloadedError(Fault("overloaded", "it is full"))
+    with pytest.raises(OverloadedError):
+        divided([error, Located(0, (4, 6))]).result()

@@ -31,7 +31,7 @@ def conversation(name: str, num_answers: int) -> PromptKey:
     for turn in range(num_answers):
         turns += [ChatMessage("user", f"{name} asks {turn}. " * 40)]
         turns += [ChatMessage("assistant", f"{name} is told {turn}. " * 40)]
-    return chat_key([*turns, ChatMessage("user", f"{name} asks {num_answers}. " * 40)], "m")
+    return chat_key([*turns, ChatMessage("user", f"{name} asks {num_answers}. " * 40)], b"m")
 
 
 def home_of(key: int, members: Sequence[MemberLoad]) -> int:
@@ -122,7 +122,7 @@ def test_conversations_with_a_common_beginning_have_homes_of_their_own() -> None
         for turn in range(num_answers):
             turns += [ChatMessage("assistant", f"{name} is told {turn}")]
             turns += [ChatMessage("user", f"{name} asks {turn}")]
-        return chat_key(turns, "m")
+        return chat_key(turns, b"m")
 
     for name in "abc":
         key = key_of(name, 0)
@@ -149,7 +149,7 @@ def test_a_popular_beginning_spreads_over_all_members() -> None:
     turns = [ChatMessage("user", "Hello. " * 1000)]
     num_sent = [0] * len(members)
     for _ in range(1600):
-        key = chat_key(turns, "m")
+        key = chat_key(turns, b"m")
         chosen = placement.choose(key, key.prompt_len, members, 0.0)[0]
         placement.note_submitted(key, key.prompt_len, members[chosen], 0.0)
         num_sent[chosen] += 1
@@ -163,15 +163,15 @@ def test_a_text_that_goes_on_does_not_make_its_key_common() -> None:
     members, placement = members_of(8), new_placement()
     text = b"".join([b"%6d, " % number for number in range(1000)])
     for length in range(2000, 8000, 500):  # a chat that its client renders
-        key = text_key(text[:length], "m")
+        key = text_key(text[:length], b"m")
         chosen = placement.choose(key, key.prompt_len, members, 0.0)[0]
         assert chosen == home_of(key.first, members)
         placement.note_submitted(key, key.prompt_len, members[chosen], 0.0)
     for number in range(4):  # and texts that begin alike
-        key = text_key(text[:2048] + b"%d" % number * 3000, "m")
+        key = text_key(text[:2048] + b"%d" % number * 3000, b"m")
         chosen = placement.choose(key, key.prompt_len, members, 0.0)[0]
         placement.note_submitted(key, key.prompt_len, members[chosen], 0.0)
-    key = text_key(text[:2048] + b"end" * 3000, "m")
+    key = text_key(text[:2048] + b"end" * 3000, b"m")
     assert key.second is not None
     assert placement.choose(key, key.prompt_len, members, 0.0)[0] == home_of(key.second, members)
 

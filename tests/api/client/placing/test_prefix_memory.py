@@ -80,11 +80,11 @@ def test_both_tables_are_dictionaries_in_order_of_use(
 def test_beginnings_are_known_of_the_member_they_were_sent_to() -> None:
     memory = PrefixMemory(2**10)
     one, other = MemberLoad(b"one"), MemberLoad(b"other")
-    memory.remember(text_key(b"a" * 5000, "m"), one, 1.0)
-    longer = text_key(b"a" * 9000, "m")
+    memory.remember(text_key(b"a" * 5000, b"m"), one, 1.0)
+    longer = text_key(b"a" * 9000, b"m")
     assert memory.known(longer, [one, other]) == [9 * 128, 0]
-    assert memory.known(text_key(b"a" * 1024 + b"b" * 5000, "m"), [one]) == [256]
-    assert memory.known(text_key(b"", "m"), [one]) == [0]
+    assert memory.known(text_key(b"a" * 1024 + b"b" * 5000, b"m"), [one]) == [256]
+    assert memory.known(text_key(b"", b"m"), [one]) == [0]
     one.note_load(10.0, running=0, queued_tokens=0, kept_since_s=9.5)
     assert memory.known(longer, [one]) == [9 * 128]
     one.note_load(10.0, running=0, queued_tokens=0, kept_since_s=8.5)

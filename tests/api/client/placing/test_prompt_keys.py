@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from slipstream.client.placing.prompt_keys import PromptKey, chat_key, prompt_key, text_key
 from slipstream_ipc.messages import ChatMessage, Submit, TemplateOptions
+from slipstream_ipc.validation.request_spec import root_digest
 
 SYSTEM = ChatMessage("system", "You are kind.")
 FIRST, SECOND, THIRD = [ChatMessage("user", text * 90) for text in ("first ", "second ", "third ")]
@@ -28,7 +30,7 @@ def common(one: PromptKey, other: PromptKey) -> int:
 
 def test_the_first_key_stays_over_a_conversation() -> None:
     turns = [SYSTEM, FIRST, ANSWER, SECOND, OTHER_ANSWER, THIRD]
-    keys = [chat_key(turns[:end], "m") for end in (2, 4, 6)]
+    keys = [chat_key(turns[:end], b"m") for end in (2, 4, 6)]
     assert len({key.first for key in keys}) == 1
     assert [key.num_continued for key in keys] == [0, 1, 2]
     assert keys[0].second is None
@@ -37,15 +39,15 @@ def test_the_first_key_stays_over_a_conversation() -> None:
 
 def test_a_tool_loop_continues_a_conversation_within_a_turn() -> None:
     call = ChatMessage("tool", "42")
-    key = chat_key([SYSTEM, FIRST, ANSWER, call], "m")
-    assert (key.first, key.second) == (chat_key([SYSTEM, FIRST], "m").first, None)
+    key = chat_key([SYSTEM, FIRST, ANSWER, call], b"m")
+    assert (key.first, key.second) == (chat_key([SYSTEM, FIRST], b"m").first, None)
     assert key.num_continued == 1
     assert key.prompt_len - key.prior_len < 20 < key.prior_len
 
 
 def test_the_prior_length_ends_with_the_last_answer() -> None:
-    before = chat_key([SYSTEM, FIRST, ANSWER], "m")
-    after = chat_key([SYSTEM, FIRST, ANSWER, SECOND], "m")
+    before = chat_key([SYSTEM, FIRST, ANSWER], b"m")
+    after = chat_key([SYSTEM, FIRST, ANSWER, SECOND], b"m")
     assert after.prior_len == before.prompt_len
     assert before.prior_len == 0  # a last turn of the assistant is continued, not repeated
 
@@ -53,39 +55,38 @@ def test_the_prior_length_ends_with_the_last_answer() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        chat_key([SYSTEM, SECOND], "m"),
-        chat_key([FIRST], "m"),
-        chat_key([SYSTEM, FIRST], "another"),
-        chat_key([SYSTEM, FIRST], "m", cache_salt="s"),
-        chat_key([SYSTEM, FIRST], "m", TemplateOptions(tools="[]")),
-        chat_key([SYSTEM, FIRST], "m", TemplateOptions(kwargs="{}")),
-        chat_key([ChatMessage("user", SYSTEM.content), FIRST], "m"),
+        chat_key([SYSTEM, SECOND], b"m"),
+        chat_key([FIRST], b"m"),
+        chat_key([SYSTEM, FIRST], b"another"),
+        chat_key([SYSTEM, FIRST], b"m", TemplateOptions(tools="[]")),
+        chat_key([SYSTEM, FIRST], b"m", TemplateOptions(kwargs="{}")),
+        chat_key([ChatMessage("user", SYSTEM.content), FIRST], b"m"),
     ],
 )
 def test_what_a_prompt_depends_on_is_in_its_key(other: PromptKey) -> None:
-    key = chat_key([SYSTEM, FIRST], "m")
+    key = chat_key([SYSTEM, FIRST], b"m")
     assert key.first != other.first
     assert common(key, other) == 0
 
 
 def test_a_given_key_replaces_the_first_turns() -> None:
-    one = chat_key([SYSTEM, FIRST], "m", prompt_cache_key="k")
-    other = chat_key([SYSTEM, SECOND], "m", prompt_cache_key="k")
-    assert one.first == other.first != chat_key([SYSTEM, FIRST], "m").first
-    assert one.first != chat_key([SYSTEM, FIRST], "m", prompt_cache_key="l").first
-    assert one.first != chat_key([SYSTEM, FIRST], "another", prompt_cache_key="k").first
-    longer = [chat_key([FIRST, ANSWER, end], "m", prompt_cache_key="k") for end in (SECOND, THIRD)]
+    one = chat_key([SYSTEM, FIRST], b"m", prompt_cache_key="k")
+    other = chat_key([SYSTEM, SECOND], b"m", prompt_cache_key="k")
+    assert one.first == other.first != chat_key([SYSTEM, FIRST], b"m").first
+    assert one.first != chat_key([SYSTEM, FIRST], b"m", prompt_cache_key="l").first
+    assert one.first != chat_key([SYSTEM, FIRST], b"another", prompt_cache_key="k").first
+    longer = [chat_key([FIRST, ANSWER, end], b"m", prompt_cache_key="k") for end in (SECOND, THIRD)]
     assert longer[0].first == longer[1].first == one.first
     assert longer[0].second != longer[1].second
 
 
 def test_a_text_has_the_key_of_its_first_512_tokens() -> None:
     text = b"x" * 2048
-    assert text_key(text + b"a", "m").first == text_key(text + b"b", "m").first
-    assert text_key(text, "m").first != text_key(text[:-1] + b"y", "m").first
-    assert text_key(text + b"a" * 2047, "m").second is None
-    assert text_key(text * 2 + b"a", "m").second == text_key(text * 2 + b"b", "m").second
-    assert text_key(text, "m").num_continued is None
+    assert text_key(text + b"a", b"m").first == text_key(text + b"b", b"m").first
+    assert text_key(text, b"m").first != text_key(text[:-1] + b"y", b"m").first
+    assert text_key(text + b"a" * 2047, b"m").second is None
+    assert text_key(text * 2 + b"a", b"m").second == text_key(text * 2 + b"b", b"m").second
+    assert text_key(text, b"m").num_continued is None
 
 
 def test_ids_and_texts_are_read_from_a_submit() -> None:
@@ -96,15 +97,19 @@ def test_ids_and_texts_are_read_from_a_submit() -> None:
     assert prompt_key(submit(token_ids=ids), "m").prompt_len == 1000
     assert prompt_key(submit(text="é" * 10), "m").prompt_len == 5
     assert prompt_key(submit(text=""), "m").prompt_len == 0
-    chat = prompt_key(submit(messages=(SYSTEM, FIRST), cache_salt="s"), "m", "k")
-    same = chat_key([SYSTEM, FIRST], "m", cache_salt="s", prompt_cache_key="k")
+    salted = submit(messages=(SYSTEM, FIRST), cache_salt="s")
+    chat = prompt_key(salted, "m", "k")
+    same = chat_key([SYSTEM, FIRST], root_digest("m", salted), prompt_cache_key="k")
     assert chat.first == same.first
+    others = submit(messages=(SYSTEM, FIRST)), structs.replace(salted, cache_salt="t")
+    firsts = {prompt_key(each, model, "k").first for each in (salted, *others) for model in "mn"}
+    assert len(firsts) == 6
 
 
 @given(TEXTS, TEXTS, TEXTS)
 def test_texts_share_as_many_hashes_as_whole_chunks(start: str, one: str, other: str) -> None:
     bodies = [(start + end).encode() for end in (one, other)]
-    keys = [text_key(body, "m") for body in bodies]
+    keys = [text_key(body, b"m") for body in bodies]
     pairs = enumerate(zip(*bodies, strict=False))
     num_equal = next((at for at, (a, b) in pairs if a != b), min(map(len, bodies)))
     assert common(*keys) == num_equal // 512
@@ -113,7 +118,7 @@ def test_texts_share_as_many_hashes_as_whole_chunks(start: str, one: str, other:
 
 
 def test_a_chain_has_a_bounded_length() -> None:
-    key = text_key(bytes(8 * 2**20), "m")
+    key = text_key(bytes(8 * 2**20), b"m")
     assert len(key.chain) == len(key.lengths) == 512
     assert (np.diff(key.lengths[:64]) == 128).all()
     assert (np.diff(key.lengths[63:]) == 1024).all()
@@ -124,11 +129,11 @@ def test_another_process_has_the_same_keys() -> None:
     code = (
         "from slipstream.client.placing.prompt_keys import chat_key\n"
         "from slipstream_ipc.messages import ChatMessage\n"
-        "key = chat_key([ChatMessage('user', 'a'), ChatMessage('user', 'b')], 'm')\n"
+        "key = chat_key([ChatMessage('user', 'a'), ChatMessage('user', 'b')], b'm')\n"
         "print(key.first, key.second)"
     )
     printed = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
     ).stdout
-    key = chat_key([ChatMessage("user", "a"), ChatMessage("user", "b")], "m")
+    key = chat_key([ChatMessage("user", "a"), ChatMessage("user", "b")], b"m")
     assert printed.split() == [str(key.first), str(key.second)]

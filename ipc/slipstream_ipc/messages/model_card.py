@@ -1,0 +1,31 @@
+"""The card of the model that a stack serves."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from slipstream_ipc.messages.fields import MAX_ALIASES, MAX_KEPT_BYTES, U32, Identity, Label
+from slipstream_ipc.messages.request import SamplingDefaults
+
+
+class ModelCard(Struct, array_like=True, frozen=True):
+    """The model that a stack serves."""
+
+    name: str
+    path: str  # of the tokenizer: a folder or a hub id
+    vocab_size: U32
+    max_model_len: U32  # tokens, prompt and output together
+    eos_token_ids: tuple[U32, ...]
+    default_sampling: SamplingDefaults = SamplingDefaults()
+    # the most that a request may ask for, per output or prompt token; -1: the whole vocabulary
+    max_logprobs: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 20
+    answer_format: Label = ""  # how reasoning and tool calls are written; empty: unknown
+    # of weights, dtype, tokenizer and template: a stream moves among equal ones; empty: unknown
+    fingerprint: Identity = b""
+    # of a kept answer (`KeepOptions`): its record, its text in UTF-8 and KEPT_ENTRY_BYTES; one that
+    # takes more is not kept. 0: none is
+    max_kept_bytes: U32 = MAX_KEPT_BYTES
+    # other names that requests may use; one with * at its end stands for all that begin so
+    aliases: Annotated[tuple[Label, ...], Meta(max_length=MAX_ALIASES)] = ()
