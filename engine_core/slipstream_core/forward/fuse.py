@@ -277,6 +277,11 @@ def _as_norm(graph: GraphModule, rsqrt: AnyNode, kernels: Kernels) -> None:
     if not is_call(scaled, _aten.mul.Tensor) or set(scaled.args) != {x, rsqrt}:
         return
     product = only_user(scaled)
+    if is_call(product, _aten.view.default) and shape_of(x)[2:] == (1, *shape_of(product)[2:]):
+        scaled, product = product, only_user(product)  # groups of channels, of which there is one
+        if not is_call(x, _aten.view.default) or shape_of(x.args[0]) != shape_of(scaled):
+            return
+        x = x.args[0]
     if not is_call(product, _aten.mul.Tensor):
         return
     weight: AnyNode = next((each for each in product.args if each is not scaled), None)

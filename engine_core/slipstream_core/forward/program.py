@@ -98,6 +98,7 @@ class _Lowering:
             torch.Tensor.view: self._view,
             torch.select: self._select,
             torch.unsqueeze: self._unsqueeze,
+            torch.cat: self._cat,
             torch.mul: self._mul,
             convolve_by_context: self._convolve,
             recur_by_context: self._recur,
@@ -211,16 +212,18 @@ class _Lowering:
         self.operations.append(Operation(SILU_MUL, out, one.part, other.part, n=n))
         return _Value(out, one.shape)
 
-    def _mul(self, _: AnyNode, x: AnyNode, y: AnyNode) -> _Value:
-        if not (isinstance(x, Node) and isinstance(y, Node)):
-            raise _Unknown
-        if x.op == "get_attr":
+    def _mul(self, _: AnyNode, x: AnyNode, y: AnyNode | float) -> _Value:
+        if getattr(x, "op", None) == "get_attr":
             x, y = y, x
         one = self._of(x)
         n = math.prod(one.shape)
-        if y.op == "get_attr":
+        if not isinstance(y, Node):
+            factor = torch.full((n,), y, dtype=torch.float32)
+            operation = Operation(MUL, self._new(n), one.part, weight=factor, n=n)
+        elif y.op == "get_attr":
             factor = self._tensor(y)
-            if one.shape != factor.shape:
+            # dimensions of tokens are 1, if it has them
+            if factor.shape[-1:] != one.shape[-1:] or factor.numel() != n:
                 raise _Unknown
             operation = Operation(MUL, self._new(n), one.part, weight=factor, n=n)
         else:
@@ -237,6 +240,18 @@ class _Lowering:
         out = self._new(n)
         self.operations.append(Operation(kind, out, source.part, n=n))
         return _Value(out, source.shape)
+
+    def _cat(self, _: AnyNode, parts: list[AnyNode], dim: int) -> _Value:
+        """Parts that lie side by side, as those of joined products do."""
+        first, *others = (self._of(each) for each in parts)
+        (width,) = first.shape
+        if dim not in (-1, 2):
+            raise _Unknown
+        for each in others:
+            if each.part != Part(first.part.buffer, first.part.at + width):
+                raise _Unknown
+            width += each.shape[0]
+        return _Value(first.part, (width,))
 
     def _copy(self, _: AnyNode, x: AnyNode) -> _Value:
         source = self._of(x, stepped=True)
