@@ -21,8 +21,11 @@ _PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|%json[ \t
 _DECODER = json.JSONDecoder()
 
 
-def with_schemas(grammar: str, why_not: WhyNot) -> tuple[str, tuple[str, ...]]:
-    """The grammar with schemas that the library can enforce, and what they lack.
+def with_schemas(
+    grammar: str, why_not: WhyNot, *, leaves_patterns: bool = False
+) -> tuple[str, tuple[str, ...]]:
+    """The grammar with schemas that the library can enforce, and what they lack: with
+    `leaves_patterns` every pattern, except of schemas that are strict.
 
     Raises ValueError for a strict schema that it cannot, and for one that no JSON fits.
     """
@@ -46,7 +49,10 @@ def with_schemas(grammar: str, why_not: WhyNot) -> tuple[str, tuple[str, ...]]:
         where, is_strict = mark.get("path", ""), mark.get("strict") is True
         try:
             one = enforceable(
-                schema, why_not, is_strict=is_strict, prefix=f"exact_{len(rules)}_{len(parts)}"
+                schema,
+                _no_pattern(why_not) if leaves_patterns and not is_strict else why_not,
+                is_strict=is_strict,
+                prefix=f"exact_{len(rules)}_{len(parts)}",
             )
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
@@ -65,6 +71,13 @@ def with_schemas(grammar: str, why_not: WhyNot) -> tuple[str, tuple[str, ...]]:
     parts.append(grammar[at:])
     text = "\n".join(["".join(parts), *rules, ""] if rules else ["".join(parts)])
     return text, tuple(dict.fromkeys(left_out))
+
+
+def _no_pattern(why_not: WhyNot) -> WhyNot:
+    def why(schema: dict[str, Any]) -> str:
+        return "too complex where it stands" if "pattern" in schema else why_not(schema)
+
+    return why
 
 
 def _bare(schema: Mapping[str, Any]) -> str:

@@ -107,15 +107,18 @@ class Vocabulary:
         """
         return self.compile_text(self.text_of(outputs).text)
 
-    def text_of(self, outputs: StructuredOutputs, frame: str = "") -> GrammarText:
-        """A grammar in the library's own form. frame: as in Admit. Holds the GIL.
+    def text_of(
+        self, outputs: StructuredOutputs, frame: str = "", *, leaves_patterns: bool = False
+    ) -> GrammarText:
+        """A grammar in the library's own form. frame: as in Admit. leaves_patterns: see
+        `with_schemas`. Holds the GIL.
 
         Raises GrammarError where it has none.
         """
         try:
-            text, left_out = self._text(kind_of(outputs), outputs)
+            text, left_out = self._text(kind_of(outputs), outputs, leaves_patterns)
             if frame:
-                frame, more = with_schemas(frame, self._why_not)
+                frame, more = with_schemas(frame, self._why_not, leaves_patterns=leaves_patterns)
                 text, left_out = _framed(text, frame), (*left_out, *more)
             return GrammarText(text, left_out)
         except (ValueError, RecursionError) as error:
@@ -158,7 +161,7 @@ class Vocabulary:
             return _first_of(error)
         return _first_of(matcher.get_error()) if matcher.is_error() else ""
 
-    def _text(self, kind: str, outputs: StructuredOutputs) -> GrammarText:
+    def _text(self, kind: str, outputs: StructuredOutputs, leaves_patterns: bool) -> GrammarText:
         lib: Any = self._lib
         left_out: tuple[str, ...] = ()
         match kind:
@@ -188,7 +191,9 @@ class Vocabulary:
                 texts = " | ".join(map(json.dumps, outputs.choice or ()))
                 text = lib.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
             case _:
-                grammar, left_out = with_schemas(outputs.grammar or "", self._why_not)
+                grammar, left_out = with_schemas(
+                    outputs.grammar or "", self._why_not, leaves_patterns=leaves_patterns
+                )
                 if not is_gbnf(grammar):
                     return GrammarText(lib.LLMatcher.grammar_from_lark(lark_of(grammar)), left_out)
                 try:

@@ -13,6 +13,7 @@ minute.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -23,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
-from slipstream_ipc.messages import GrammarProcessConfig, GrammarToTry, Tried
+from slipstream_ipc.messages import SCHEMA_MARK, GrammarProcessConfig, GrammarToTry, Tried
 from slipstream_ipc.process import start_child
 
 MAX_CPU_S = 3.0  # per grammar
@@ -60,12 +61,24 @@ def _serve(config: GrammarProcessConfig) -> None:
 
 
 def _try(vocabulary: Vocabulary, asked: GrammarToTry) -> Tried:
+    """The grammar as asked for, or, where a worker has made it of schemas, without the patterns of
+    those that are not strict.
+    """
     try:
-        text, left_out = vocabulary.text_of(asked.outputs, asked.frame)
-        vocabulary.follow(vocabulary.compile_text(text), _NUM_FOLLOWED)
+        return _followed(vocabulary, asked)
     except GrammarError as error:
+        if SCHEMA_MARK in f"{asked.outputs.grammar}{asked.frame}":
+            with contextlib.suppress(GrammarError):
+                return _followed(vocabulary, asked, leaves_patterns=True)
         return Tried(error=str(error))
-    return Tried(text, left_out=left_out)
+
+
+def _followed(
+    vocabulary: Vocabulary, asked: GrammarToTry, *, leaves_patterns: bool = False
+) -> Tried:
+    found = vocabulary.text_of(asked.outputs, asked.frame, leaves_patterns=leaves_patterns)
+    vocabulary.follow(vocabulary.compile_text(found.text), _NUM_FOLLOWED)
+    return Tried(found.text, left_out=found.left_out)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 from tests.helpers.patience import PATIENCE_S
+from tokenizers import Tokenizer
 
 from slipstream.demo_model import MODEL_PATH
 from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
 from slipstream_core.grammar.trial_client import GrammarTrial
-from slipstream_ipc.messages import StructuredOutputs
+from slipstream_ipc.messages import FRAMED, SCHEMA_MARK, StructuredOutputs
 
 pytestmark = pytest.mark.process
 
+TOKENIZER = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
 VOCABULARY = Vocabulary(MODEL_PATH / "tokenizer.json", 4100, (1, 0))
 GOOD = StructuredOutputs(regex="[a-z]{3}")
 DEPTH = 4000  # the library's recursion takes 2 to 10 KB of stack to a level
@@ -129,3 +132,25 @@ def test_an_object_with_too_many_optional_properties_is_refused_before_it_begins
     else:
         with pytest.raises(GrammarError, match=r"too complex: .*items"):
             trial.ask(outputs)
+
+
+@pytest.mark.parametrize("is_framed", [False, True])
+def test_a_pattern_that_is_too_complex_where_it_stands_is_left_out(
+    trial: GrammarTrial, is_framed: bool
+) -> None:
+    def made(*, is_strict: bool) -> tuple[StructuredOutputs, str]:
+        mark = {"path": "tools.f.x", "strict": is_strict, "bare": True}
+        schema = {"type": "string", "pattern": "^(?:[^\\n]{0,3000}\\n)+$", SCHEMA_MARK: mark}
+        bare = f"BARE: %json {json.dumps(schema)}\n"
+        text = f'"<" TEXT\nTEXT: (BARE /<\\/a>/) & ~/(.|\\n)*<\\/a>(.|\\n)+/\n{bare}'
+        if is_framed:
+            return GOOD, f"start: {FRAMED} | {text}"
+        return StructuredOutputs(grammar=f"start: {text}"), ""
+
+    tried = trial.ask(*made(is_strict=False))
+    assert tried.left_out == ("tools.f.x.pattern",)
+    matcher = VOCABULARY.compile_text(tried.text)
+    ids = TOKENIZER.encode("<a line without an end</a>").ids
+    assert matcher.try_consume_tokens(ids) == len(ids)
+    with pytest.raises(GrammarError, match="fuel"):
+        trial.ask(*made(is_strict=True))
