@@ -32,6 +32,7 @@ from slipstream.stack.supervisor_events import (
     ProcessEnded,
     ProcessReady,
     ProcessStarted,
+    SpareReady,
     StackEvent,
     StackFailed,
     StackReady,
@@ -131,9 +132,13 @@ class ServedFleet:
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _START_S
+        spares: list[StackEvent] = []  # of replicas that were ready before the others
         while event := self.next_event(max(0.0, deadline - time.monotonic())):
             match event:
+                case SpareReady():
+                    spares.append(event)
                 case StackReady():
+                    self._unread.extendleft(reversed(spares))
                     return
                 case StackFailed():
                     raise StackError(event.error)
