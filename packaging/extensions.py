@@ -5,7 +5,8 @@
 - The processor is the baseline that every wheel of its platform has: x86-64-v2, or aarch64.
 - The environment variables CC, CFLAGS and LDFLAGS mean what they mean to other builds.
 - Each process of a clone asks whether anything has changed, so what only a compilation needs is
-  imported there, and the files that a module was made of are listed beside it.
+  imported there. Beside a module lie its size and the sizes and times of what it was made of:
+  any other is a change, also an older one, and clocks do not matter.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shlex
-import time
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -43,8 +43,8 @@ _FLAGS = (
     "-ffp-contract=off",  # the same floats on every processor
 )
 _COMPILERS = ("gcc", "cc", "clang")
-_NEEDED = "Slipstream's C modules have to be compiled here, and {}; on Debian and Ubuntu: "
-_NEEDED += "apt-get install gcc python3-dev"
+_WHERE = "Slipstream's C modules have to be compiled here"
+_NEEDED = _WHERE + ", and {}; on Debian and Ubuntu: apt-get install gcc python3-dev"
 
 
 class CannotCompileError(SystemExit):
@@ -59,14 +59,17 @@ def compile_module(root: Path, package: str, target: Path) -> None:
     Raises: CannotCompileError.
     """
     import platform
+    import shutil
     import subprocess
     import sysconfig
-    import tempfile
 
     compiler = _compiler()
     folders = dict.fromkeys(each.parent for each in _headers(root))
-    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
-        made = Path(temporary, target.name)
+    temporary = target.with_suffix(".build")  # of one name: what was killed in it goes here, too
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        made = temporary / target.name
         command = [
             *(*compiler, *_FLAGS, *_BASELINE.get(platform.machine(), ())),
             *(f"-I{folder}" for folder in (*folders, sysconfig.get_path("include"))),
@@ -78,6 +81,8 @@ def compile_module(root: Path, package: str, target: Path) -> None:
         if done.returncode:
             raise CannotCompileError(f"the C module of {package} failed to compile:\n{done.stderr}")
         made.replace(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def add_to_wheel(
@@ -111,24 +116,33 @@ def compile_changed(root: Path) -> None:
 
 
 def _compile_in_place(root: Path, package: str) -> None:
-    began = time.time_ns()
     folder = root / PACKAGES[package]
     inputs = [*_sources(root, package), *_headers(root), Path(__file__).absolute()]
-    (folder / _MADE_OF).unlink(missing_ok=True)
-    compile_module(root, package, folder / FILE)
-    os.utime(folder / FILE, ns=(began, began))  # what changes from then on is newer
-    (folder / _MADE_OF).write_text("\n".join(os.path.relpath(each, root) for each in inputs))
+    # before it is read: what changes from then on is another
+    lines = [_state(root, os.path.relpath(each, root)) for each in inputs]
+    try:
+        (folder / _MADE_OF).unlink(missing_ok=True)
+        compile_module(root, package, folder / FILE)
+        lines = [_state(root, os.path.relpath(folder / FILE, root)), *lines, ""]
+        (folder / _MADE_OF).write_text("\n".join(lines))
+    except OSError as error:
+        said = f"{folder} cannot be written: {error.strerror}"
+        raise CannotCompileError(f"{_WHERE}, and {said}") from None
 
 
 def _has_changed(root: Path, package: str) -> bool:
-    folder = os.path.join(root, PACKAGES[package])
     try:
-        made = os.stat(os.path.join(folder, FILE)).st_mtime_ns
-        with open(os.path.join(folder, _MADE_OF)) as file:
-            inputs = file.read().split("\n")
-        return any(os.stat(os.path.join(root, each)).st_mtime_ns >= made for each in inputs)
-    except OSError:
+        with open(os.path.join(root, PACKAGES[package], _MADE_OF)) as file:
+            *lines, end = file.read().split("\n")
+        whole = bool(lines) and not end
+        return not whole or any(_state(root, each.split(" ", 2)[2]) != each for each in lines)
+    except (OSError, IndexError):
         return True
+
+
+def _state(root: Path, path: str) -> str:
+    found = os.stat(os.path.join(root, path))
+    return f"{found.st_size} {found.st_mtime_ns} {path}"
 
 
 def _sources(root: Path, package: str) -> list[Path]:

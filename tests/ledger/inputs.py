@@ -104,7 +104,8 @@ class Inputs:
         if (tool := tool_of(test_file)) and (script := TOOLS[tool].script):
             found[script] = 0
         if any(path.endswith(".c") for path in found):
-            found.update((path, 9) for path in self._headers if path not in found)
+            of_c = (*self._headers, "packaging/extensions.py")
+            found.update((path, 9) for path in of_c if path in self._files and path not in found)
         found.update((path, 9) for path in _FOR_ALL if path in self._files)
         return found
 

@@ -24,6 +24,7 @@ def test_imports_and_what_stands_beside_them_are_read(inputs: Inputs) -> None:
     assert read["engine_core/slipstream_core/scheduler/scheduler.py"] == 2  # by the harness
     assert "tests/conftest.py" in read
     assert "ipc/slipstream_ipc/history/token_pages.c" in read  # C, beside a module
+    assert "packaging/extensions.py" in read  # what compiles it
     assert {"constraints.txt", "pyproject.toml"} <= read.keys()
     others = ("api/slipstream/client/", "output_worker/", "benchmarks/")
     assert not [path for path in read if path.startswith(others) and path.endswith(".py")]

@@ -58,6 +58,61 @@ def test_it_is_compiled_once_and_where_c_or_a_header_has_changed(clone: Path) ->
         made = module(clone).stat()
 
 
+def test_sources_of_any_age_are_compiled_once(clone: Path) -> None:
+    """A clock that is ahead wrote one of them, and a copy that keeps times brings an older one."""
+    source = clone / "ipc" / "slipstream_ipc" / "history" / "streak.c"
+    os.utime(source, ns=(2**62, 2**62))
+    assert run(clone) == (0, "None 1", "")
+    made = module(clone).stat().st_ino
+    assert run(clone) == (0, "None 1", "")
+    assert module(clone).stat().st_ino == made
+    os.utime(source, (1, 1))
+    assert run(clone) == (0, "None 1", "")
+    assert module(clone).stat().st_ino != made
+
+
+def test_a_damaged_module_is_compiled_anew(clone: Path) -> None:
+    """A machine that stops, and a disk that is full, leave files without their end."""
+    run(clone)
+    os.truncate(module(clone), 4096)
+    assert run(clone) == (0, "None 1", "")
+    [noted] = module(clone).parent.glob("*.inputs")
+    for end in (0, noted.stat().st_size // 2):
+        made = module(clone).stat().st_ino
+        os.truncate(noted, end)
+        assert run(clone) == (0, "None 1", "")
+        assert module(clone).stat().st_ino != made
+
+
+def test_what_a_killed_compilation_leaves_goes_with_the_next(clone: Path) -> None:
+    compiler, folder = clone / "compiler", clone / "ipc" / "slipstream_ipc"
+    compiler.write_text("#!/bin/sh\nkill -9 $PPID\n")
+    compiler.chmod(0o755)
+    before = set(folder.iterdir())
+    assert run(clone, CC=str(compiler))[0] == -9
+    assert run(clone) == (0, "None 1", "")
+    left = {each.name for each in set(folder.iterdir()) - before} - {"__pycache__"}
+    assert left == {module(clone).name, f"{module(clone).name}.inputs"}
+
+
+def test_a_folder_that_cannot_be_written_is_named_in_a_sentence(clone: Path) -> None:
+    refused = """
+import os
+
+def refuse(*_: object, **__: object) -> None:
+    raise OSError(30, "Read-only file system", "there")
+
+os.mkdir = os.unlink = os.replace = refuse
+"""
+    code, out, said = run(clone, refused + PROGRAM)
+    assert (code, out) == (1, "")
+    where = "Slipstream's C modules have to be compiled here"
+    folder = clone / "ipc" / "slipstream_ipc"
+    assert said == f"{where}, and {folder} cannot be written: Read-only file system\n"
+    run(clone)
+    assert run(clone, refused + PROGRAM) == (0, "None 1", "")
+
+
 def test_programs_that_start_at_once_compile_once(clone: Path) -> None:
     compiler, log = clone / "compiler", clone / "log"
     compiler.write_text(f'#!/bin/sh\necho compiled >>{log}\nexec cc "$@"\n')
