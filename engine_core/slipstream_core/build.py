@@ -22,7 +22,7 @@ from slipstream_core.logprob_budget import LogprobBudget
 from slipstream_core.model.fingerprint import fingerprint_of
 from slipstream_core.model.host_memory import read_host_memory
 from slipstream_core.model.tokenizer_file import find_tokenizer
-from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.step.plan import Runner
 from slipstream_core.workers.admission import Admission
 from slipstream_core.workers.crash_note_writer import CrashNote, begin_note
@@ -121,15 +121,17 @@ def assemble_core(
     logprob_budget = LogprobBudget(int(config.logprobs_gib * 2**30))
     scheduler = Scheduler(
         tokens=tokens,
-        num_blocks=runner.num_blocks,
-        block_size=info.block_size,
+        cache=CacheConfig(
+            num_blocks=runner.num_blocks,
+            block_size=info.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            has_states=info.has_states,
+            num_snapshots=info.num_snapshots,
+        ),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=info.max_model_len,
-        enable_prefix_caching=config.enable_prefix_caching,
         logprob_budget=logprob_budget,
-        has_states=info.has_states,
-        num_snapshots=info.num_snapshots,
     )
     waiting_tokens = _max_waiting_tokens(config, info.max_model_len)
     codec = core_codec()

@@ -16,7 +16,7 @@ from slipstream.errors import EngineError
 from slipstream_bench.common.live_streams import LiveStreams, Window, random_prompts
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated.simulated_runner import load_simulated
-from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import End, Fault, SamplingParams, Submit
 from slipstream_lab.overlap import arrivals, delta_latency, stops
@@ -106,8 +106,7 @@ def test_the_record_says_how_many_outputs_were_computed_of_each_request():
     tokens = TokenLog()
     scheduler = Scheduler(
         tokens=tokens,
-        num_blocks=runner.num_blocks,
-        block_size=runner.info.block_size,
+        cache=CacheConfig(num_blocks=runner.num_blocks, block_size=runner.info.block_size),
         max_num_seqs=4,
         max_num_batched_tokens=8,  # so that prompts take several steps
         max_model_len=runner.info.max_model_len,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from tests.helpers.simulated_tokens import expected_tokens
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated.simulated_runner import load_simulated
-from slipstream_core.scheduler.scheduler import NewRequest, Sampled, Scheduler
+from slipstream_core.scheduler.scheduler import CacheConfig, NewRequest, Sampled, Scheduler
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.token_log import TokenLog
 
@@ -41,6 +41,14 @@ class Limits:
     max_unacked: int = 1000
 
 
+def scheduler_of(tokens: TokenLog, **limits: Any) -> Scheduler:
+    """A scheduler whose limits are given side by side, those of its cache among them."""
+    names = {each.name for each in fields(CacheConfig)} & limits.keys()
+    return Scheduler(
+        tokens=tokens, cache=CacheConfig(**{name: limits.pop(name) for name in names}), **limits
+    )
+
+
 @dataclass
 class Harness:
     """In place of the engine: histories, acknowledgements, and a device some steps behind."""
@@ -62,7 +70,7 @@ class Harness:
             )
         )
         self.log = TokenLog(rows=2)
-        self.scheduler = Scheduler(tokens=self.log, **vars(limits))
+        self.scheduler = scheduler_of(self.log, **vars(limits))
         self.acked = np.zeros(MAX_ROWS, np.int64)
         self.streams: dict[int, Stream] = {}
         self.launched: deque[StepPlan] = deque()

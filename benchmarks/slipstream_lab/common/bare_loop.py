@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
+from slipstream_core.scheduler.scheduler import CacheConfig, NewRequest, Scheduler
 from slipstream_core.step.plan import ModelInfo, Runner, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import RequestSpec, SamplingParams
@@ -68,14 +68,16 @@ def new_scheduler(
     tokens = TokenLog()
     scheduler = Scheduler(
         tokens=tokens,
-        num_blocks=num_blocks,
-        block_size=block_size,
+        cache=CacheConfig(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            enable_prefix_caching=info is not None,
+            has_states=info is not None and info.has_states,
+            num_snapshots=info.num_snapshots if info else 0,
+        ),
         max_num_seqs=(info.max_num_seqs if info else None) or len(requests),
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
-        enable_prefix_caching=info is not None,
-        has_states=info is not None and info.has_states,
-        num_snapshots=info.num_snapshots if info else 0,
     )
     for row, it in enumerate(requests):
         tokens.open(row)

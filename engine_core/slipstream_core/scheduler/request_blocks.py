@@ -37,6 +37,17 @@ Int64s = npt.NDArray[np.int64]
 _NO_BLOCKS: Int32s = np.empty(0, np.int32)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The memory that requests share."""
+
+    num_blocks: int  # the null block included
+    block_size: int  # tokens
+    enable_prefix_caching: bool = False
+    has_states: bool = False  # the model carries recurrent states
+    num_snapshots: int = 0  # copies of those that can be kept; without any nothing is cached
+
+
 @dataclass(frozen=True, slots=True)
 class _Shortage:
     """A waiting request that found no room, and what it would have needed.
@@ -62,22 +73,18 @@ class RequestBlocks:
         requests: RequestTable,
         slots: SlotTable,
         tokens: TokenLog,
-        *,
-        num_blocks: int,
-        block_size: int,
-        enable_prefix_caching: bool,
-        num_snapshots: int = 0,
+        cache: CacheConfig,
     ) -> None:
-        """num_snapshots: 0 for a model without recurrent states."""
         self._requests = requests
         self._slots = slots
         self._tokens = tokens
-        self._block_size = block_size
-        self._pool = BlockPool(num_blocks)
+        self._block_size = cache.block_size
+        self._pool = BlockPool(cache.num_blocks)
         self._eviction_age = EvictionAge(self._pool)
         self._cache: PrefixCache | None = None
-        if enable_prefix_caching:
-            self._cache = PrefixCache(self._pool, block_size)
+        num_snapshots = cache.num_snapshots if cache.has_states else 0
+        if cache.enable_prefix_caching and (num_snapshots > 0 or not cache.has_states):
+            self._cache = PrefixCache(self._pool, cache.block_size)
         self.snapshots = Snapshots(num_snapshots)
         self._has_snapshots = self._cache is not None and num_snapshots > 0
         # of the step that is being planned: (row, snapshot), and (row, tokens, snapshot)

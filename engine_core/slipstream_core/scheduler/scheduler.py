@@ -39,7 +39,7 @@ from slipstream_core.scheduler.launched_steps import Launched, LaunchedSteps, Sa
 from slipstream_core.scheduler.prefill import Chunk, Prefill
 from slipstream_core.scheduler.prompt_logprobs import PromptLogprobRows
 from slipstream_core.scheduler.reasoning_rows import ReasoningRows
-from slipstream_core.scheduler.request_blocks import RequestBlocks
+from slipstream_core.scheduler.request_blocks import CacheConfig, RequestBlocks
 from slipstream_core.scheduler.request_table import (
     NO_SLOT,
     Acked,
@@ -56,7 +56,7 @@ from slipstream_ipc.history.pages import PAGE_LEN
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 
-__all__ = ["NewRequest", "Sampled", "Scheduler"]
+__all__ = ["CacheConfig", "NewRequest", "Sampled", "Scheduler"]
 
 Int64s = npt.NDArray[np.int64]
 
@@ -72,28 +72,23 @@ class Scheduler:
         self,
         *,
         tokens: TokenLog,
-        num_blocks: int,
-        block_size: int,
+        cache: CacheConfig,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
         max_unacked: int = 64,
-        enable_prefix_caching: bool = False,
         logprob_budget: LogprobBudget | None = None,
-        has_states: bool = False,
-        num_snapshots: int = 0,
     ) -> None:
         """`tokens` holds prompt and outputs of every row; its owner opens and drops the rows.
 
-        `num_blocks` includes the null block and must hold one request of `max_model_len` tokens.
+        The blocks of `cache` must hold one request of `max_model_len` tokens.
         `max_unacked` is how many outputs a request with `worker_ends` may be ahead of its worker.
         `logprob_budget` holds the reservations of rows that want log-probabilities, and its owner
         opens and closes them there; None: no bound.
-        `has_states`: the model carries recurrent states; `num_snapshots` of them can be kept, and
-        without any nothing is cached.
 
-        Raises ValueError where `num_blocks` is too small.
+        Raises ValueError where there are too few blocks.
         """
+        num_blocks, block_size = cache.num_blocks, cache.block_size
         max_blocks = -(-max_model_len // block_size)
         if num_blocks <= max_blocks:
             raise ValueError(
@@ -108,15 +103,7 @@ class Scheduler:
         self._max_unacked = max_unacked
         self._requests = RequestTable()
         self._slots = SlotTable(max_num_seqs, max_blocks)
-        self._blocks = RequestBlocks(
-            self._requests,
-            self._slots,
-            tokens,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            enable_prefix_caching=enable_prefix_caching and (num_snapshots > 0 or not has_states),
-            num_snapshots=num_snapshots if has_states else 0,
-        )
+        self._blocks = RequestBlocks(self._requests, self._slots, tokens, cache)
         self._logprob_budget = LogprobBudget() if logprob_budget is None else logprob_budget
         self._unbounded: int | None = None  # the row that may exceed the budget
         self._running_set = RunningSet(
@@ -136,7 +123,7 @@ class Scheduler:
         self._builder = PlanBuilder(self._requests, tokens)
         self._batch: DecodeBatch | None = None  # while the same requests decode, one token each
         self._streak = DecodeStreak()  # of the rows sampled last
-        self._has_states = has_states
+        self._has_states = cache.has_states
         self._step = 0
 
     @property

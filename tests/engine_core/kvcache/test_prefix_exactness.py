@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from slipstream_core.model.loader import load_model
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.token_log import TokenLog
 
@@ -63,12 +63,14 @@ class Served:
         self.log = TokenLog()
         self.scheduler = Scheduler(
             tokens=self.log,
-            num_blocks=runner.num_blocks,
-            block_size=runner.info.block_size,
+            cache=CacheConfig(
+                num_blocks=runner.num_blocks,
+                block_size=runner.info.block_size,
+                enable_prefix_caching=True,
+            ),
             max_num_seqs=8,
             max_num_batched_tokens=budget,
             max_model_len=runner.info.max_model_len,
-            enable_prefix_caching=True,
         )
         self.num_rows = 0
 

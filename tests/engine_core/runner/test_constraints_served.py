@@ -24,7 +24,7 @@ from transformers import LlamaForCausalLM
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.sampling.sampler import sample
-from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.step.plan import StepFailed, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
 
@@ -58,8 +58,7 @@ class Served:
         self.tokens = TokenLog()
         self.scheduler = Scheduler(
             tokens=self.tokens,
-            num_blocks=num_blocks,
-            block_size=BLOCK,
+            cache=CacheConfig(num_blocks=num_blocks, block_size=BLOCK),
             max_num_seqs=SLOTS,
             max_num_batched_tokens=budget,
             max_model_len=4 * (num_blocks - 1),

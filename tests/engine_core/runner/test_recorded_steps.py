@@ -27,7 +27,7 @@ from tests.helpers.torch_driver import BLOCK, VOCAB, prompts_of, save_model
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.decode_graphs import DecodeGraphs
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.step.plan import StepPlan, StepResult
 from slipstream_ipc.history.token_log import TokenLog
@@ -72,12 +72,12 @@ class Play:
         self.tokens = TokenLog()
         self.scheduler = Scheduler(
             tokens=self.tokens,
-            num_blocks=num_blocks,
-            block_size=BLOCK,
+            cache=CacheConfig(
+                num_blocks=num_blocks, block_size=BLOCK, enable_prefix_caching=sharing
+            ),
             max_num_seqs=SLOTS,
             max_num_batched_tokens=budget,
             max_model_len=4 * (num_blocks - 1),
-            enable_prefix_caching=sharing,
         )
         self.in_flight: deque[StepPlan] = deque()
         self.answers: list[Answer] = []

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.step.plan import StepFailed, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
 
@@ -90,8 +90,7 @@ class Loop:
         self.tokens = TokenLog()
         self.scheduler = Scheduler(
             tokens=self.tokens,
-            num_blocks=runner.num_blocks,
-            block_size=4,
+            cache=CacheConfig(num_blocks=runner.num_blocks, block_size=4),
             max_num_seqs=8,
             max_num_batched_tokens=budget,
             max_model_len=128,

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.new_requests import new_request
+from tests.helpers.scheduler_harness import scheduler_of
 
 from slipstream_core.scheduler.decode_batch import DecodeStreak
-from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.token_log import TokenLog
 
@@ -25,8 +25,8 @@ class Twin:
     def __init__(self, *, anew: bool, **limits: Any) -> None:
         self.anew = anew
         self.log = TokenLog(rows=2)
-        self.scheduler = Scheduler(
-            tokens=self.log, max_num_batched_tokens=200, max_model_len=40, **limits
+        self.scheduler = scheduler_of(
+            self.log, max_num_batched_tokens=200, max_model_len=40, **limits
         )
         self.in_flight: deque[StepPlan] = deque()
         self.num_again = 0

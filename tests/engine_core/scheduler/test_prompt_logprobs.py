@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.new_requests import new_request
 
-from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.step.limits import MAX_POSITIONS, NO_ROW
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.token_log import TokenLog
@@ -34,12 +34,10 @@ def test_every_position_is_looked_at(
     tokens = TokenLog()
     scheduler = Scheduler(
         tokens=tokens,
-        num_blocks=num_blocks,
-        block_size=BLOCK,
+        cache=CacheConfig(num_blocks=num_blocks, block_size=BLOCK, enable_prefix_caching=True),
         max_num_seqs=4,
         max_num_batched_tokens=budget,
         max_model_len=440,
-        enable_prefix_caching=True,
     )
     for row, (prompt_len, k, max_tokens) in enumerate(prompts):
         tokens.open(row)

@@ -24,11 +24,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from tests.helpers.new_requests import new_request
+from tests.helpers.scheduler_harness import scheduler_of
 
 from slipstream_core.engine_counters import EngineCounters
 from slipstream_core.kvcache.prefix_cache import next_digest
 from slipstream_core.scheduler import state_marks
-from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
+from slipstream_core.scheduler.scheduler import NewRequest
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.token_log import TokenLog
 
@@ -152,7 +153,7 @@ class Harness:
         } | limits
         self.block_size: int = self.limits["block_size"]
         self.log = TokenLog(rows=2)
-        self.scheduler = Scheduler(tokens=self.log, **self.limits)
+        self.scheduler = scheduler_of(self.log, **self.limits)
         self.blocks = self.scheduler._blocks
         self.num_looked_up = 0  # requests, from their beginnings
         self.watch_room()

@@ -18,7 +18,7 @@ from tests.helpers.admits import admit_of
 from tests.helpers.new_requests import new_request
 
 from slipstream_core.scheduler.request_table import NewRequest, RequestTable
-from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.scheduler.waiting_queue import WaitingQueue
 from slipstream_core.workers.admission import Admission, WaitingLoad
 from slipstream_ipc.columns import pack_u32
@@ -314,8 +314,7 @@ def test_ten_thousand_of_one_tenant_delay_anothers_by_a_few_steps() -> None:
     tokens = TokenLog()
     scheduler = Scheduler(
         tokens=tokens,
-        num_blocks=400,
-        block_size=4,
+        cache=CacheConfig(num_blocks=400, block_size=4),
         max_num_seqs=8,
         max_num_batched_tokens=64,
         max_model_len=64,
@@ -355,8 +354,7 @@ def waits_beside(own_priority: Callable[[int, int, int], int]) -> list[int]:
     draws, tokens = random.Random(0), TokenLog()
     scheduler = Scheduler(
         tokens=tokens,
-        num_blocks=40,
-        block_size=4,
+        cache=CacheConfig(num_blocks=40, block_size=4),
         max_num_seqs=4,
         max_num_batched_tokens=64,
         max_model_len=128,

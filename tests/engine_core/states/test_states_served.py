@@ -22,7 +22,7 @@ from slipstream_core.runner import torch_runner
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.scheduler import state_marks
 from slipstream_core.scheduler.request_blocks import RequestBlocks
-from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.states.flat_step import FlatStep
 from slipstream_core.states.state_pool import StatePool, StateStep
 from slipstream_core.step.plan import StepFailed, StepPlan
@@ -157,14 +157,16 @@ class Loop:
         self.num_failed = self.num_doubled = 0
         self.scheduler = Scheduler(
             tokens=self._tokens,
-            num_blocks=num_blocks,
-            block_size=BLOCK,
+            cache=CacheConfig(
+                num_blocks=num_blocks,
+                block_size=BLOCK,
+                enable_prefix_caching=True,
+                has_states=has_states,
+                num_snapshots=num_snapshots,
+            ),
             max_num_seqs=ROWS_AT_ONCE,
             max_num_batched_tokens=16,
             max_model_len=60,
-            enable_prefix_caching=True,
-            has_states=has_states,
-            num_snapshots=num_snapshots,
         )
         for row, prompt in enumerate(expected.prompts):
             self._tokens.open(row)
