@@ -42,9 +42,7 @@ import numpy as np
 import torch
 
 from slipstream_core.attention.block_tables import places_of
-from slipstream_core.attention.fixed_shape import DecodeColumns, FixedShapeBackend
-from slipstream_core.attention.kv_cache import LayerCache
-from slipstream_core.forward.trace import Forward
+from slipstream_core.attention.fixed_shape import DecodeColumns
 from slipstream_core.runner.graph_capture import (
     CAPTURE_S,
     Agree,
@@ -52,7 +50,7 @@ from slipstream_core.runner.graph_capture import (
     Work,
     record_all,
 )
-from slipstream_core.runner.mixed_forwards import MixedForwards
+from slipstream_core.runner.mixed_forwards import MixedForwards, StaticForward
 from slipstream_core.runner.readback import StepReadback, fetch, packed_layout, write_logprobs
 from slipstream_core.sampling.logits_processors import LogitsProcessors
 from slipstream_core.sampling.noise import draw, row_keys
@@ -123,32 +121,26 @@ class DecodeGraphs:
 
     def __init__(
         self,
+        static: StaticForward,
         *,
-        forward: Forward,
-        backend: FixedShapeBackend,
-        layers: Sequence[LayerCache],
-        last_token: torch.Tensor,  # [max_num_seqs + 1]; the last is the padding rows' slot
         vocab: torch.Tensor,  # arange(vocab) int32
         copies: Copies,
         sizes: Sequence[int],  # ascending
-        tables: torch.Tensor,  # [slots, width] int32; the last is the padding rows'
-        block_size: int,
         kinds: Sequence[GraphKind] = KINDS,
         whole: WholeVocabSampler | None = None,
         buckets: Sequence[int] = (),  # tokens of steps with prefill rows, ascending
         logits_processors: LogitsProcessors | None = None,  # with `whole`
     ) -> None:
         self._logits_processors = logits_processors
-        self._forward = forward
-        self._backend = backend
-        self._layers = layers
-        self._last_token = last_token
+        self._static = static
+        self._last_token = static.last_token
+        self._tables = static.tables
+        self._block_size = static.block_size
         self._vocab = vocab
         self._copies = copies
         self._sizes = tuple(sizes)
         self._kinds = tuple(kinds)
         self._whole = whole
-        self._block_size = block_size
         self._forwards: dict[int, Work] = {}
         self._samplers: dict[tuple[int, GraphKind], Work] = {}
         self._recorded: list[int] = []  # sizes, ascending
@@ -157,10 +149,9 @@ class DecodeGraphs:
         device, largest = vocab.device, self._sizes[-1]
         self._layouts = {size: _columns_layout(size) for size in self._sizes}
         self._staging = Staging(copies, device, self._layouts[largest].size)
-        self._tables = tables
         self._rows = torch.arange(largest, device=device)
         # of the model's type where kernels read it: a pass over bfloat16 moves half of the bytes
-        dtype = torch.float32 if whole is None else layers[0].keys.dtype
+        dtype = torch.float32 if whole is None else static.layers[0].keys.dtype
         self._logits = torch.zeros((largest, len(vocab)), dtype=dtype, device=device)
         words = -(-len(vocab) // 32)
         num_edited = 0 if whole is None else min(largest, MAX_EDITED)
@@ -177,17 +168,7 @@ class DecodeGraphs:
         self._last_fetch: CopyEvent | None = None
         self._mixed: MixedForwards | None = None
         if buckets:
-            self._mixed = MixedForwards(
-                forward=forward,
-                backend=backend,
-                layers=layers,
-                last_token=last_token,
-                logits=self._logits,
-                copies=copies,
-                buckets=buckets,
-                tables=tables,
-                block_size=block_size,
-            )
+            self._mixed = MixedForwards(static, self._logits, copies, buckets)
 
     def record(self, recorder: Recorder, agree: Agree | None = None) -> None:
         """Record as much as time allows, largest first. agree: see `record_all`.
@@ -402,15 +383,11 @@ class DecodeGraphs:
             self._tables,
             self._block_size,
         )
-        token_ids, gather_slots = columns["token_ids"], columns["gather_slots"]
+        static = self._static
 
         def forward() -> None:
-            context = self._backend.decode(self._layers, at)
-            from_last = self._last_token[gather_slots.clamp(min=0)]
-            ids = torch.where(gather_slots < 0, token_ids, from_last)
-            positions = columns["positions"][None]
-            logits = self._forward(ids[None], positions, self._rows[:size], context)[0]
-            self._logits[:size].copy_(logits)
+            context = static.backend.decode(static.layers, at)
+            static.compute(columns, self._rows[:size], context, self._logits[:size])
 
         return forward
 

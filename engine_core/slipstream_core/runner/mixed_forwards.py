@@ -12,13 +12,15 @@ on the device, and the tokens and rows that are missing are padding at the end (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
 from slipstream_core.attention.fixed_shape import FixedShapeBackend, MixedColumns
+from slipstream_core.attention.interface import AttentionContext
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.forward.trace import Forward
 from slipstream_core.runner.graph_capture import Work
@@ -34,33 +36,47 @@ def static_bytes(buckets: Sequence[int]) -> int:
     return max(buckets, default=0) * 9 * 8
 
 
+@dataclass(frozen=True, slots=True)
+class StaticForward:
+    """A model's forward, and the tensors that stay in place from one recorded step to the next."""
+
+    forward: Forward
+    backend: FixedShapeBackend
+    layers: Sequence[LayerCache]
+    last_token: torch.Tensor  # [max_num_seqs + 1] int64; the last is the padding rows' slot
+    tables: torch.Tensor  # [max_num_seqs + 1, width] int32, likewise
+    block_size: int
+
+    def compute(
+        self,
+        columns: Mapping[str, torch.Tensor],
+        keep: torch.Tensor,
+        context: AttentionContext,
+        logits: torch.Tensor,
+    ) -> None:
+        """Fill `logits` [R, vocab] with those of the tokens `keep` [R]."""
+        gather_slots = columns["gather_slots"]
+        from_last = self.last_token[gather_slots.clamp(min=0)]
+        ids = torch.where(gather_slots < 0, columns["token_ids"], from_last)
+        logits.copy_(self.forward(ids[None], columns["positions"][None], keep, context)[0])
+
+
 class MixedForwards:
     """Recorded forwards of one runner, by bucket."""
 
     def __init__(
         self,
-        *,
-        forward: Forward,
-        backend: FixedShapeBackend,
-        layers: Sequence[LayerCache],
-        last_token: torch.Tensor,  # [max_num_seqs + 1]
+        static: StaticForward,
         logits: torch.Tensor,  # [max_rows, vocab], which a forward fills from the first on
         copies: Copies,
         buckets: Sequence[int],  # ascending
-        tables: torch.Tensor,  # [max_num_seqs + 1, width] int32
-        block_size: int,
     ) -> None:
-        self._forward = forward
-        self._backend = backend
-        self._layers = layers
-        self._last_token = last_token
+        self._static = static
         self._logits = logits
-        self._block_size = block_size
         self._buckets = tuple(buckets)
         self._forwards: dict[int, Work] = {}
         device, most = logits.device, max(buckets)
         self._layouts = {bucket: self._layout(bucket) for bucket in self._buckets}
-        self._tables = tables
         self._staging = Staging(copies, device, self._layouts[most].size)
 
     def takes(self, plan: StepPlan) -> bool:
@@ -85,7 +101,7 @@ class MixedForwards:
         for name in BY_TOKEN:
             page.write(name, getattr(plan, name), pad=COLUMNS[name].declared.fill)
         page.write("kv_lens", plan.kv_lens, pad=0)
-        page.write("slots", plan.slots, pad=len(self._last_token) - 1)
+        page.write("slots", plan.slots, pad=len(self._static.last_token) - 1)
         starts = page["query_starts"]
         starts[0] = 0
         np.cumsum(plan.query_lens, out=starts[1 : num + 1])
@@ -110,9 +126,9 @@ class MixedForwards:
         return found
 
     def _compute(self, bucket: int, columns: dict[str, torch.Tensor]) -> None:
-        rows = self._num_rows(bucket)
-        context = self._backend.mixed(
-            self._layers,
+        rows, static = self._num_rows(bucket), self._static
+        context = static.backend.mixed(
+            static.layers,
             MixedColumns(
                 columns["kv_slots"],
                 columns["positions"],
@@ -120,16 +136,12 @@ class MixedForwards:
                 columns["query_starts"],
                 columns["num_decodes"],
                 columns["slots"],
-                self._tables,
-                self._block_size,
+                static.tables,
+                static.block_size,
                 min(rows, MAX_PREFILLS) + 1,
             ),
         )
-        gather_slots = columns["gather_slots"]
-        from_last = self._last_token[gather_slots.clamp(min=0)]
-        ids = torch.where(gather_slots < 0, columns["token_ids"], from_last)
-        logits = self._forward(ids[None], columns["positions"][None], columns["keep"], context)[0]
-        self._logits[:rows].copy_(logits)
+        static.compute(columns, columns["keep"], context, self._logits[:rows])
 
     def _num_rows(self, bucket: int) -> int:
         """The most rows of requests in a step of this bucket."""

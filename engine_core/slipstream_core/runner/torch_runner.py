@@ -55,6 +55,7 @@ from slipstream_core.runner.decode_graphs import DecodeGraphs, GraphKind
 from slipstream_core.runner.device_thread import DeviceThread
 from slipstream_core.runner.graph_capture import CudaRecorder, Recorder
 from slipstream_core.runner.kv_cache_size import block_bytes
+from slipstream_core.runner.mixed_forwards import StaticForward
 from slipstream_core.runner.readback import DeviceSpans, EndedStep, Prompts, deliver, wide
 from slipstream_core.sampling.logits_processors import LogitsProcessors
 from slipstream_core.sampling.logprobs import arrived, candidates
@@ -360,15 +361,17 @@ class TorchRunner:
         if self._share is not None:
             forward = _of_all_columns(forward, self.info.vocab_size)
         self._graphs = DecodeGraphs(
-            forward=forward,
-            backend=backend,
-            layers=self._layers,
-            last_token=self._last_token,
+            StaticForward(
+                forward,
+                backend,
+                self._layers,
+                self._last_token,
+                self._tables.tensor,
+                self._block_size,
+            ),
             vocab=self._vocab,
             copies=self._copies,
             sizes=sizes,
-            tables=self._tables.tensor,
-            block_size=self._block_size,
             whole=self._whole,
             buckets=buckets,
             logits_processors=self._logits_processors,

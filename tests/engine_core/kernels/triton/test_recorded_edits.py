@@ -22,6 +22,7 @@ from slipstream_core.attention import kv_cache
 from slipstream_core.attention.fixed_shape import FIXED_SHAPE
 from slipstream_core.attention.geometry import LayerGeometry
 from slipstream_core.runner.decode_graphs import DecodeGraphs, GraphKind
+from slipstream_core.runner.mixed_forwards import StaticForward
 from slipstream_core.sampling.logits_processors import LogitsProcessors
 from slipstream_core.sampling.sampler import sample
 from slipstream_core.sampling.whole_vocab_sampling import whole_vocab_sampler
@@ -98,17 +99,19 @@ def test_a_step_is_sampled_as_by_torch(kind: GraphKind, rows: list[Row]) -> None
     whole = whole_vocab_sampler(VOCAB, device, model="it")
     vocab = torch.arange(VOCAB, dtype=torch.int32)
     graphs = DecodeGraphs(
-        forward=lambda ids, *_: table[None, : ids.shape[1]],
-        backend=FIXED_SHAPE,
-        layers=kv_cache.allocate(
-            [layer], num_blocks=4, block_size=16, dtype=torch.float32, device=device
+        StaticForward(
+            forward=lambda ids, *_: table[None, : ids.shape[1]],
+            backend=FIXED_SHAPE,
+            layers=kv_cache.allocate(
+                [layer], num_blocks=4, block_size=16, dtype=torch.float32, device=device
+            ),
+            last_token=torch.zeros(ROWS + 1, dtype=torch.int64),
+            tables=torch.zeros(ROWS + 1, 4, dtype=torch.int32),
+            block_size=16,
         ),
-        last_token=torch.zeros(ROWS + 1, dtype=torch.int64),
         vocab=vocab,
         copies=HostCopies(),
         sizes=(ROWS,),
-        tables=torch.zeros(ROWS + 1, 4, dtype=torch.int32),
-        block_size=16,
         kinds=(kind,),
         whole=whole,
         logits_processors=processors(),
