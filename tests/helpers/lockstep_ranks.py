@@ -144,7 +144,8 @@ def main() -> None:
     from slipstream_core.model.loader import load_model
     from slipstream_core.ranks.group import join_group
     from slipstream_core.ranks.meeting import LocalMeeting
-    from slipstream_core.runner.torch_runner import TorchRunner
+    from slipstream_core.runner.graph_capture import CaptureConfig
+    from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
     from slipstream_core.sharding.collectives import (
         all_ranks_say,
         exchange_by,
@@ -268,9 +269,12 @@ def main() -> None:
                 options: dict[str, Any] = {}
                 if task == "serve_recorded":
                     recorder = Recorder()
-                    options = {"graph_sizes": (2, 8), "token_buckets": (16, 32), "native": False}
-                    options |= {"copies": HostCopies(), "recorder": recorder}
-                    options["make"] = Follower if index else TorchRunner
+                    options = {
+                        "capture": CaptureConfig((2, 8), (16, 32), recorder),
+                        "kernel_config": KernelConfig(native=False, threads=1),
+                        "copies": HostCopies(),
+                        "make": Follower if index else TorchRunner,
+                    }
                 one_calls.num = 0
                 all_served = tiny_models.serve(model, *variants, **options)
                 said["one_calls"] = one_calls.num

@@ -33,8 +33,8 @@ from slipstream_core.model.text_tower import (
     auto_class,
     remove_towers,
 )
-from slipstream_core.runner.graph_capture import Work
-from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.runner.graph_capture import CaptureConfig, Work
+from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.sampling.top_k_top_p import TruncationLimits
 from slipstream_core.sampling.whole_vocab_sampling import Chosen, Draws, RowEdits
 from slipstream_core.step.plan import StepPlan
@@ -299,8 +299,7 @@ def meta_runner(
         num_blocks=100,
         block_size=BLOCK,
         max_num_seqs=max_num_seqs,
-        threads=1,
-        native=False,
+        kernel_config=KernelConfig(threads=1, native=False),
         copies=MetaCopies(),
     )
     recorder = WatchedRecorder()
@@ -310,7 +309,7 @@ def meta_runner(
         runner._triton, runner._whole = attention, draws
         if graph_sizes:
             with torch.inference_mode():  # modes are per thread, so not on the device's thread
-                runner._record(graph_sizes, token_buckets, recorder)
+                runner._record(CaptureConfig(graph_sizes, token_buckets, recorder))
         yield runner, recorder
     finally:
         runner.close()

@@ -21,7 +21,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from slipstream_core.model.loader import LoadedModel
-from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_lab.common.bare_loop import LoopRequest, drive
 
 VOCAB_SIZE = 199
@@ -133,6 +133,7 @@ def serve(
     One runner, made with `options`, serves all variants: preparing the model takes as long as
     everything after it. make: its class, or what takes the same arguments.
     """
+    options = {"kernel_config": KernelConfig(threads=1)} | options
     if model.states:
         options = {"num_snapshots": 4 * len(PROMPT_LENS)} | options
     runner = make(
@@ -140,7 +141,6 @@ def serve(
         num_blocks=max(variant.num_blocks for variant in variants),
         block_size=BLOCK_SIZE,
         max_num_seqs=len(PROMPT_LENS),
-        threads=1,
         **options,
     )
     try:

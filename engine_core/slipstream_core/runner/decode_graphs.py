@@ -46,6 +46,7 @@ from slipstream_core.attention.fixed_shape import DecodeColumns
 from slipstream_core.runner.graph_capture import (
     CAPTURE_S,
     Agree,
+    CaptureConfig,
     Recorder,
     Work,
     record_all,
@@ -125,10 +126,9 @@ class DecodeGraphs:
         *,
         vocab: torch.Tensor,  # arange(vocab) int32
         copies: Copies,
-        sizes: Sequence[int],  # ascending
+        capture: CaptureConfig,
         kinds: Sequence[GraphKind] = KINDS,
         whole: WholeVocabSampler | None = None,
-        buckets: Sequence[int] = (),  # tokens of steps with prefill rows, ascending
         logits_processors: LogitsProcessors | None = None,  # with `whole`
     ) -> None:
         self._logits_processors = logits_processors
@@ -138,7 +138,7 @@ class DecodeGraphs:
         self._block_size = static.block_size
         self._vocab = vocab
         self._copies = copies
-        self._sizes = tuple(sizes)
+        self._sizes = tuple(capture.sizes)
         self._kinds = tuple(kinds)
         self._whole = whole
         self._forwards: dict[int, Work] = {}
@@ -167,8 +167,8 @@ class DecodeGraphs:
         self._piece = torch.zeros(self._pieces[largest].size, dtype=torch.uint8, device=device)
         self._last_fetch: CopyEvent | None = None
         self._mixed: MixedForwards | None = None
-        if buckets:
-            self._mixed = MixedForwards(static, self._logits, copies, buckets)
+        if capture.buckets:
+            self._mixed = MixedForwards(static, self._logits, copies, capture.buckets)
 
     def record(self, recorder: Recorder, agree: Agree | None = None) -> None:
         """Record as much as time allows, largest first. agree: see `record_all`.

@@ -15,7 +15,8 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -39,6 +40,18 @@ class Recorder(Protocol):
 
     def check(self) -> None:
         """Raise if the device is unusable after a failed recording."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureConfig:
+    """The steps that a runner records."""
+
+    sizes: Sequence[int] = ()  # rows of decode steps, ascending; without any nothing is recorded
+    buckets: Sequence[int] = ()  # tokens of other steps, ascending
+    recorder: Recorder | None = None  # replaces a card's in tests
+
+
+NO_CAPTURE = CaptureConfig()
 
 
 class CudaRecorder:

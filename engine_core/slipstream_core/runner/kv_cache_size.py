@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from slipstream_core.load_error import ModelLoadError, NoRoomError
 from slipstream_core.model.loader import LoadedModel
 from slipstream_core.runner import mixed_forwards
 from slipstream_core.runner.decode_graphs import static_bytes
+from slipstream_core.runner.graph_capture import CaptureConfig
 from slipstream_core.sampling.penalties import most_bytes
 from slipstream_core.step.constraint_plan import ConstraintPlan, ConstraintRefill, StepConstraints
 from slipstream_core.step.limits import MAX_POSITIONS
@@ -126,14 +127,14 @@ def blocks_on_card(
     runner: Runner,
     *,
     free_before: int,
-    sizes: Sequence[int],
-    buckets: Sequence[int] = (),
+    capture: CaptureConfig,
 ) -> int:
     """The number of blocks that the cache may have. Raises ModelLoadError.
 
-    `runner` runs the largest steps on the loaded model, with PROFILE_BLOCKS blocks. `sizes` are the
-    batch sizes of the decode steps that will be recorded, `buckets` the tokens of other steps.
+    `runner` runs the largest steps on the loaded model, with PROFILE_BLOCKS blocks. `capture` are
+    the steps that will be recorded.
     """
+    sizes, buckets = capture.sizes, capture.buckets
     size, vocab = block_bytes(model, config.block_size), model.vocab_size
     share = config.gpu_memory_utilization
     num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)

@@ -6,6 +6,7 @@ import errno
 import logging
 import sys
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -22,6 +23,7 @@ from slipstream_core.model.host_memory import (
 )
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.capture_sizes import graph_sizes, token_buckets
+from slipstream_core.runner.graph_capture import CaptureConfig
 from slipstream_core.runner.kv_cache_size import (
     PROFILE_BLOCKS,
     Meter,
@@ -32,7 +34,7 @@ from slipstream_core.runner.kv_cache_size import (
     no_room,
 )
 from slipstream_core.runner.state_memory import num_snapshots, states_bytes, with_states
-from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.runner.warm_up import keep_freed_memory, warm_up
 from slipstream_core.sharding.collectives import least_over_ranks
 from slipstream_core.sharding.rank import Rank
@@ -89,38 +91,36 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         native = bool(least_over_ranks(int(is_able), model.device))
         if is_able and not native:
             logger.warning("torch's operators compute: another rank cannot compile kernels")
+    kernel_config = KernelConfig(native, config.attention_backend, threads=threads)
     make = partial(
         TorchRunner,
         model,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
-        threads=threads,
-        native=native,
-        attention_backend=config.attention_backend,
         num_snapshots=snapshots,
     )
 
     sizes = graph_sizes(model, config)
-    buckets = token_buckets(config.max_num_batched_tokens) if sizes else ()
+    capture = CaptureConfig(sizes, token_buckets(config.max_num_batched_tokens) if sizes else ())
     num_blocks = config.num_blocks
     if num_blocks is None and model.device.type == "cuda":
         longest = min(model.max_model_len, config.max_num_batched_tokens)
-        with closing(make(num_blocks=PROFILE_BLOCKS, max_row_len=longest)) as small:
+        with closing(
+            make(num_blocks=PROFILE_BLOCKS, max_row_len=longest, kernel_config=kernel_config)
+        ) as small:
             num_blocks = blocks_on_card(
                 model,
                 config,
                 Meter(model.device),
                 small,
                 free_before=free_before,
-                sizes=sizes,
-                buckets=buckets,
+                capture=capture,
             )
     elif num_blocks is None:
         num_blocks = (cache - states) // (size * block_bytes(model, config.block_size))
     if rank is not None:
         num_blocks = least_over_ranks(num_blocks, model.device)
     check_length(model, config, num_blocks)
-    packs = True
     if model.device.type == "cpu":
         keep_freed_memory()
         memory = read_host_memory()
@@ -128,14 +128,13 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         refuse_cache(
             model.name, num_local * model.kept_bytes, num_local * cache, memory, states=states
         )
-        packs = packs_weights(model, memory)
+        kernel_config = replace(kernel_config, packs=packs_weights(model, memory))
     try:
         runner = make(
             num_blocks=num_blocks,
             tracer=open_tracer(config.trace, "device") if rank is None or rank.leads else None,
-            graph_sizes=sizes,
-            token_buckets=buckets,
-            packs=packs,
+            kernel_config=kernel_config,
+            capture=capture,
         )
         if model.device.type == "cpu" and rank is None:  # ranks do it together
             warm_up(runner, runner, config)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -53,7 +53,7 @@ from slipstream_core.model.loader import LoadedModel
 from slipstream_core.runner.cuda_thread import CudaThread
 from slipstream_core.runner.decode_graphs import DecodeGraphs, GraphKind
 from slipstream_core.runner.device_thread import DeviceThread
-from slipstream_core.runner.graph_capture import CudaRecorder, Recorder
+from slipstream_core.runner.graph_capture import NO_CAPTURE, CaptureConfig, CudaRecorder
 from slipstream_core.runner.kv_cache_size import block_bytes
 from slipstream_core.runner.mixed_forwards import StaticForward
 from slipstream_core.runner.readback import DeviceSpans, EndedStep, Prompts, deliver, wide
@@ -90,6 +90,16 @@ _STAGING_BYTES = 1 << 20  # for a step's columns; grows on demand
 _TOUCHED_BYTES = 4 << 20  # of a layer's keys, between two looks at the clock
 
 
+@dataclass(frozen=True, slots=True)
+class KernelConfig:
+    """Kernels of a runner's forwards, and threads that run them."""
+
+    native: bool = True  # our kernels; else torch's operators
+    attention_backend: AttentionBackend = "auto"
+    packs: bool = True  # weights are laid out anew for the kernels; else they stay as loaded
+    threads: int | None = None  # of a CPU; None: as many as torch has
+
+
 class TorchRunner:
     """Implements Runner."""
 
@@ -101,27 +111,18 @@ class TorchRunner:
         block_size: int,
         max_num_seqs: int,
         max_row_len: int | None = None,
-        threads: int | None = None,
         tracer: Tracer | None = None,
-        native: bool = True,
-        attention_backend: AttentionBackend = "auto",
-        packs: bool = True,
-        graph_sizes: Sequence[int] = (),
-        token_buckets: Sequence[int] = (),
+        kernel_config: KernelConfig = KernelConfig(),
+        capture: CaptureConfig = NO_CAPTURE,
         copies: Copies | None = None,
-        recorder: Recorder | None = None,
         num_snapshots: int = 0,
     ) -> None:
         """Allocate the cache, compile the kernels and record decode steps.
 
         `max_row_len` is how many tokens a row may have; None: as many as the cache has room for.
-        `tracer` is used by the device's thread only. Without `native`, torch's operators replace
-        our kernels; `attention_backend` is what attends. Without `packs`, weights stay laid out as
-        loaded. `graph_sizes` are the numbers of rows whose decode steps are recorded,
-        `token_buckets` the numbers of tokens of other steps, if any are. `copies` and `recorder`
-        replace a card's in tests; given `copies`, a CPU takes the same path as a card.
-        `num_snapshots` is how many copies of a row's recurrent states there is room for. Raises
-        ModelLoadError.
+        `tracer` is used by the device's thread only. `copies` replaces a card's in tests; given it,
+        a CPU takes the same path as a card. `num_snapshots` is how many copies of a row's recurrent
+        states there is room for. Raises ModelLoadError.
         """
         if num_blocks < 2:
             raise ModelLoadError(
@@ -165,7 +166,7 @@ class TorchRunner:
         widest = max(layer.key_blocks[0].nbytes for layer in self._layers)
         is_cpu_float32 = model.device.type == "cpu" and model.dtype == torch.float32
         self._triton = None
-        if native or attention_backend == "triton":
+        if kernel_config.native or kernel_config.attention_backend == "triton":
             self._triton = triton_attention(
                 model.geometry,
                 self._layers,
@@ -173,13 +174,14 @@ class TorchRunner:
                 dtype=model.dtype,
                 device=model.device,
                 model=model.name,
-                wanted=attention_backend,
+                wanted=kernel_config.attention_backend,
             )
         self._whole = None
-        if native:
+        if kernel_config.native:
             self._whole = whole_vocab_sampler(model.vocab_size, model.device, model=model.name)
-        has_kernels = native and attention_backend == "auto" and self._triton is None
-        self._kernels = kernels() if has_kernels and is_cpu_float32 else None
+        has_kernels = kernel_config.native and kernel_config.attention_backend == "auto"
+        has_kernels &= is_cpu_float32 and self._triton is None
+        self._kernels = kernels() if has_kernels else None
         self._is_recorded = False
         self._mixes_by_kernels = False
         self._states: StatePool | None = None
@@ -191,7 +193,7 @@ class TorchRunner:
                 model.device,
                 num_snapshots=num_snapshots,
             )
-        self._model = self._forward_of(model) if packs else eager(model.module)
+        self._model = self._forward_of(model) if kernel_config.packs else eager(model.module)
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
         # torch's operators are told by the host which blocks to read
         on_host = model.device.type == "cuda" and self._triton is None
@@ -216,7 +218,7 @@ class TorchRunner:
             self._share = share_of(model.vocab_size, model.rank.size)
             # not with the kernels, whose noise is not torch's to the last bit, nor with recorded
             # forwards, which end in whole logits
-            if self._whole is None and not graph_sizes:
+            if self._whole is None and not capture.sizes:
                 self._slices = SliceSampler(self._vocab, model.rank)
         self._masks: SimpleQueue[tuple[int, Int32s] | None] = SimpleQueue()  # (step, masks)
         self._tracer = tracer
@@ -224,7 +226,8 @@ class TorchRunner:
         self._staging = None if copies is None else Staging(copies, model.device, _STAGING_BYTES)
         rank = model.rank if model.device.type == "cpu" else None
         share = None if rank is None else (rank.local_index, rank.num_local)
-        self._threads = Threads(threads or torch.get_num_threads(), self._kernels, share)
+        threads = kernel_config.threads or torch.get_num_threads()
+        self._threads = Threads(threads, self._kernels, share)
         prepare = self._prepare_thread
         self._thread: DeviceThread[StepResult] | CudaThread[StepResult]
         if copies is None:
@@ -233,8 +236,8 @@ class TorchRunner:
             self._spans = None if tracer is None else DeviceSpans(tracer)
             self._thread = CudaThread("device", prepare)
         self._graphs: DecodeGraphs | None = None
-        if graph_sizes:
-            self._on_device(partial(self._record, graph_sizes, token_buckets, recorder))
+        if capture.sizes:
+            self._on_device(partial(self._record, capture))
 
     def _forward_of(self, model: LoadedModel) -> Forward:
         recorded = None
@@ -350,9 +353,7 @@ class TorchRunner:
         self._thread.submit(job)
         self._thread.collect()
 
-    def _record(
-        self, sizes: Sequence[int], buckets: Sequence[int], recorder: Recorder | None
-    ) -> None:
+    def _record(self, capture: CaptureConfig) -> None:
         backend = self._fixed_shape_backend()
         if backend is None or self._copies is None:
             logger.warning("CUDA graphs are disabled: this attention backend has no fixed shapes")
@@ -371,14 +372,13 @@ class TorchRunner:
             ),
             vocab=self._vocab,
             copies=self._copies,
-            sizes=sizes,
+            capture=capture,
             whole=self._whole,
-            buckets=buckets,
             logits_processors=self._logits_processors,
         )
         free = self._free_bytes()
         agree = None if self._rank is None else partial(all_ranks_say, device=self._device)
-        self._graphs.record(recorder or CudaRecorder(self._device), agree)
+        self._graphs.record(capture.recorder or CudaRecorder(self._device), agree)
         if free is not None and (left := self._free_bytes()) is not None:
             logger.info("recorded steps take %.2f GiB of the card", (free - left) / 2**30)
 

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig, LlamaCo
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model import quantization
 from slipstream_core.model.loader import load_model
-from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.sharding.rank import Rank
 
 Weights = dict[str, torch.Tensor]
@@ -150,7 +150,13 @@ def test_tokens_are_those_of_transformers(method: str, tmp_path: Path) -> None:
     model = load_model(str(folder), device="cpu", dtype="float32")
     assert {weight.dtype for weight in model.module.parameters()} == {torch.float32}
     assert model.kept_bytes >= sum(weight.nbytes for weight in model.module.parameters())
-    runner = TorchRunner(model, num_blocks=100, block_size=BLOCK, max_num_seqs=8, threads=1)
+    runner = TorchRunner(
+        model,
+        num_blocks=100,
+        block_size=BLOCK,
+        max_num_seqs=8,
+        kernel_config=KernelConfig(threads=1),
+    )
     requests = [Request(prompt, NUM_TOKENS) for prompt in prompts]
     Driver(runner, budget=16).run(requests)
     runner.close()

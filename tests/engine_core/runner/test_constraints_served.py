@@ -22,7 +22,7 @@ from tests.helpers.torch_driver import BLOCK, VOCAB, prompts_of, save_model
 from transformers import LlamaForCausalLM
 
 from slipstream_core.model.loader import LoadedModel, load_model
-from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.sampling.sampler import sample
 from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.step.plan import StepFailed, StepPlan
@@ -45,7 +45,13 @@ def model(folder: Path) -> LoadedModel:
 
 @pytest.fixture
 def runner(model: LoadedModel) -> Iterator[TorchRunner]:
-    runner = TorchRunner(model, num_blocks=400, block_size=BLOCK, max_num_seqs=SLOTS, threads=1)
+    runner = TorchRunner(
+        model,
+        num_blocks=400,
+        block_size=BLOCK,
+        max_num_seqs=SLOTS,
+        kernel_config=KernelConfig(threads=1),
+    )
     yield runner
     runner.close()
 

@@ -35,13 +35,14 @@ from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner import mixed_forwards
 from slipstream_core.runner.decode_graphs import KINDS, DecodeGraphs
 from slipstream_core.runner.graph_capture import (
+    CaptureConfig,
     Recorder,
     Work,
     record_all,
 )
 from slipstream_core.runner.kv_cache_size import largest_plan
 from slipstream_core.runner.mixed_forwards import MixedForwards
-from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.sampling import top_k_top_p
 from slipstream_core.step.plan import COLUMNS, StepPlan
 from slipstream_core.step.staging import CopyEvent
@@ -76,12 +77,9 @@ def make(model: LoadedModel) -> Iterator[MakeRunner]:
             num_blocks=400,
             block_size=BLOCK,
             max_num_seqs=16,
-            threads=1,
-            native=False,
-            graph_sizes=sizes,
-            token_buckets=buckets,
+            kernel_config=KernelConfig(threads=1, native=False),
+            capture=CaptureConfig(sizes=sizes, buckets=buckets, recorder=recorder),
             copies=HostCopies(),
-            recorder=recorder,
         )
         made.append(runner)
         return runner
@@ -488,11 +486,9 @@ def test_a_step_with_many_entries_leaves_tables_where_recordings_look(model: Loa
         num_blocks=18,
         block_size=BLOCK,
         max_num_seqs=16,
-        threads=1,
-        native=False,
-        graph_sizes=(4,),
+        kernel_config=KernelConfig(threads=1, native=False),
+        capture=CaptureConfig(sizes=(4,), recorder=OpRecorder()),
         copies=HostCopies(),
-        recorder=OpRecorder(),
     )
     with contextlib.closing(runner):
         graphs, tables = runner._graphs, runner._tables

@@ -16,6 +16,7 @@ from slipstream_core.config import CoreConfig
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model import loader
 from slipstream_core.model.loader import LoadedModel, load_model
+from slipstream_core.runner.graph_capture import NO_CAPTURE, CaptureConfig
 from slipstream_core.runner.kv_cache_size import (
     PROFILE_BLOCKS,
     DeviceMemoryUse,
@@ -27,7 +28,7 @@ from slipstream_core.runner.kv_cache_size import (
     largest_plan,
     too_small,
 )
-from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 
 GIB = 2**30
 SLACK = 150 << 20
@@ -113,13 +114,19 @@ def config(**settings: object) -> CoreConfig:
 @pytest.fixture
 def small(model: LoadedModel) -> TorchRunner:
     return TorchRunner(
-        model, num_blocks=PROFILE_BLOCKS, block_size=16, max_num_seqs=8, native=False
+        model,
+        num_blocks=PROFILE_BLOCKS,
+        block_size=16,
+        max_num_seqs=8,
+        kernel_config=KernelConfig(native=False),
     )
 
 
 def test_the_largest_steps_are_run_and_counted(model: LoadedModel, small: TorchRunner) -> None:
     meter = CountingMeter(6 * GIB, 10 * GIB, [GIB, GIB // 2])
-    blocks = blocks_on_card(model, config(), meter, small, free_before=7 * GIB, sizes=(1, 8))
+    blocks = blocks_on_card(
+        model, config(), meter, small, free_before=7 * GIB, capture=CaptureConfig((1, 8))
+    )
     assert meter.num_worked == 2
     most = (5 - 1 - 1.5) * GIB - SLACK  # half of it, less the model and the two steps
     lanes = 8 * (4 * 199 + 8 * 256) * 3 // 2
@@ -127,11 +134,16 @@ def test_the_largest_steps_are_run_and_counted(model: LoadedModel, small: TorchR
     size = block_bytes(model, 16)
     assert (most - lanes - 3 * logits - 8 * 1024) // size <= blocks < (most - lanes) // size
     without = CountingMeter(6 * GIB, 10 * GIB, [GIB])
-    more = blocks_on_card(model, config(), without, small, free_before=7 * GIB, sizes=())
+    more = blocks_on_card(model, config(), without, small, free_before=7 * GIB, capture=NO_CAPTURE)
     assert more > blocks + GIB // 2 // size
     with_buckets = CountingMeter(6 * GIB, 10 * GIB, [GIB, GIB // 2, GIB * 3 // 4])
     fewer = blocks_on_card(
-        model, config(), with_buckets, small, free_before=7 * GIB, sizes=(1, 8), buckets=(16, 64)
+        model,
+        config(),
+        with_buckets,
+        small,
+        free_before=7 * GIB,
+        capture=CaptureConfig((1, 8), (16, 64)),
     )
     assert with_buckets.num_worked == 3
     assert GIB // 4 // size <= blocks - fewer <= (GIB // 4 + 64 * 1024) // size, "the larger one"
@@ -141,7 +153,7 @@ def test_the_largest_steps_are_run_and_counted(model: LoadedModel, small: TorchR
 def test_no_room_is_refused(model: LoadedModel, small: TorchRunner) -> None:
     meter = CountingMeter(6 * GIB, 10 * GIB, [5 * GIB])
     with pytest.raises(ModelLoadError, match=r"gets 0.00: of the card's 10.00 GiB .* use 3.00"):
-        blocks_on_card(model, config(), meter, small, free_before=7 * GIB, sizes=())
+        blocks_on_card(model, config(), meter, small, free_before=7 * GIB, capture=NO_CAPTURE)
 
     class Full(CountingMeter):
         def peak_of(self, work: Callable[[], None]) -> int:
@@ -149,7 +161,7 @@ def test_no_room_is_refused(model: LoadedModel, small: TorchRunner) -> None:
 
     full = Full(6 * GIB, 10 * GIB, [])
     with pytest.raises(ModelLoadError, match=r"6.00 of the card's 10.00 GiB are free, .* 700"):
-        blocks_on_card(model, config(), full, small, free_before=7 * GIB, sizes=())
+        blocks_on_card(model, config(), full, small, free_before=7 * GIB, capture=NO_CAPTURE)
     small.close()
 
 

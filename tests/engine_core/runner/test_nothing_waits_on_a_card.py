@@ -10,6 +10,7 @@ import torch
 from tests.helpers.torch_driver import BLOCK, PROMPTS, Driver, Request, save_model
 
 from slipstream_core.model.loader import load_model
+from slipstream_core.runner.graph_capture import CaptureConfig
 from slipstream_core.runner.torch_runner import TorchRunner
 
 if not torch.cuda.is_available():
@@ -20,7 +21,11 @@ if not torch.cuda.is_available():
 def runner(tmp_path: Path) -> Iterator[TorchRunner]:
     model = load_model(str(save_model(tmp_path / "llama", "llama")), dtype="bfloat16")
     runner = TorchRunner(
-        model, num_blocks=400, block_size=BLOCK, max_num_seqs=16, graph_sizes=(1, 4, 8)
+        model,
+        num_blocks=400,
+        block_size=BLOCK,
+        max_num_seqs=16,
+        capture=CaptureConfig(sizes=(1, 4, 8)),
     )
     torch.cuda.set_sync_debug_mode("error")
     yield runner

@@ -26,7 +26,8 @@ from tests.helpers.torch_driver import BLOCK, VOCAB, prompts_of, save_model
 
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.decode_graphs import DecodeGraphs
-from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.runner.graph_capture import CaptureConfig
+from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.step.plan import StepPlan, StepResult
@@ -213,12 +214,9 @@ def make(model: LoadedModel) -> Iterator[Make]:
             num_blocks=200,
             block_size=BLOCK,
             max_num_seqs=SLOTS,
-            threads=1,
-            native=False,
-            graph_sizes=sizes,
-            token_buckets=buckets,
+            kernel_config=KernelConfig(threads=1, native=False),
+            capture=CaptureConfig(sizes=sizes, buckets=buckets, recorder=recorder),
             copies=HostCopies(),
-            recorder=recorder,
         )
         made.append(runner)
         return runner, recorder

@@ -33,8 +33,9 @@ from slipstream_core.attention import torch_backend
 from slipstream_core.config import CoreConfig
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.loader import LoadedModel, load_model
+from slipstream_core.runner.graph_capture import CaptureConfig
 from slipstream_core.runner.torch_factory import load_runner
-from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.step.plan import StepFailed
 from slipstream_ipc.messages import SamplingDefaults
 
@@ -57,10 +58,9 @@ def runner(llama_model: LoadedModel, request: pytest.FixtureRequest) -> Iterator
         num_blocks=400,
         block_size=BLOCK,
         max_num_seqs=16,
-        native=request.param == "native",
+        kernel_config=KernelConfig(native=request.param == "native"),
         copies=HostCopies() if is_card else None,
-        graph_sizes=(1, 4) if is_card else (),
-        recorder=HostRecorder(),
+        capture=CaptureConfig(sizes=(1, 4) if is_card else (), recorder=HostRecorder()),
     )
     yield runner
     runner.close()
@@ -122,7 +122,13 @@ def test_sliding_window_equals_generate(
     expected = generate(folder, PROMPTS, NUM_TOKENS)
     model = load_model(str(folder), device="cpu")
     assert [layer.window for layer in model.geometry] == [7, 7, 7]
-    runner = TorchRunner(model, num_blocks=400, block_size=BLOCK, max_num_seqs=16, native=native)
+    runner = TorchRunner(
+        model,
+        num_blocks=400,
+        block_size=BLOCK,
+        max_num_seqs=16,
+        kernel_config=KernelConfig(native=native),
+    )
     requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS]
     Driver(runner, budget=24).run(requests)
     runner.close()
@@ -284,7 +290,11 @@ def test_scratch_holds_a_row_longer_than_itself(
 ) -> None:
     monkeypatch.setattr(torch_backend, "SCRATCH_BYTES", 1024)
     runner = TorchRunner(
-        llama_model, num_blocks=400, block_size=BLOCK, max_num_seqs=16, native=False
+        llama_model,
+        num_blocks=400,
+        block_size=BLOCK,
+        max_num_seqs=16,
+        kernel_config=KernelConfig(native=False),
     )
     request = Request(PROMPTS[5], NUM_TOKENS)
     Driver(runner).run([request])

@@ -18,7 +18,7 @@ from tests.helpers.new_requests import new_request
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from slipstream_core.model.loader import LoadedModel, load_model
-from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.step.plan import StepFailed, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
@@ -55,7 +55,9 @@ def model(folder: Path) -> LoadedModel:
 
 @pytest.fixture
 def runner(model: LoadedModel) -> Iterator[TorchRunner]:
-    runner = TorchRunner(model, num_blocks=100, block_size=4, max_num_seqs=8, threads=1)
+    runner = TorchRunner(
+        model, num_blocks=100, block_size=4, max_num_seqs=8, kernel_config=KernelConfig(threads=1)
+    )
     yield runner
     runner.close()
 

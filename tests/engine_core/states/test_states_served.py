@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from slipstream_core.kernels.cpu.kernels import kernels
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner import torch_runner
-from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.scheduler import state_marks
 from slipstream_core.scheduler.request_blocks import RequestBlocks
 from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
@@ -130,9 +130,8 @@ def runner_of(model: LoadedModel, *, packs: bool) -> TorchRunner:
         num_blocks=120,
         block_size=BLOCK,
         max_num_seqs=ROWS_AT_ONCE,
-        threads=1,
+        kernel_config=KernelConfig(threads=1, packs=packs),
         num_snapshots=MOST_SNAPSHOTS,
-        packs=packs,
     )
 
 

@@ -20,7 +20,8 @@ from tests.helpers.torch_driver import BLOCK, PROMPTS, Driver, Request, generate
 from slipstream_core.model.loader import load_model
 from slipstream_core.runner import decode_graphs
 from slipstream_core.runner.decode_graphs import DecodeGraphs, GraphKind
-from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.runner.graph_capture import CaptureConfig
+from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.sampling import top_k_top_p
 from slipstream_core.step.plan import StepPlan
 
@@ -50,11 +51,9 @@ def test_equals_generate(
         num_blocks=100,
         block_size=BLOCK,
         max_num_seqs=16,
-        threads=1,
-        graph_sizes=(1, 4),
-        token_buckets=buckets,
+        kernel_config=KernelConfig(threads=1),
+        capture=CaptureConfig(sizes=(1, 4), buckets=buckets, recorder=HostRecorder()),
         copies=HostCopies(),
-        recorder=HostRecorder(),
     )
     eager: list[StepPlan] = []
     as_it_comes = runner._forward
@@ -91,11 +90,9 @@ def test_draws_as_torchs_operators_do(tmp_path: Path, monkeypatch: pytest.Monkey
             num_blocks=100,
             block_size=BLOCK,
             max_num_seqs=16,
-            threads=1,
-            native=native,
-            graph_sizes=sizes,
+            kernel_config=KernelConfig(threads=1, native=native),
+            capture=CaptureConfig(sizes=sizes, recorder=HostRecorder()),
             copies=HostCopies(),
-            recorder=HostRecorder(),
         )
         assert (runner._whole is not None) == native
         kept = ((1.0, 0), (0.9, 0), (0.7, 40), (1.0, 5))

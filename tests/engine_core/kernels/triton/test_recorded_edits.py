@@ -22,6 +22,7 @@ from slipstream_core.attention import kv_cache
 from slipstream_core.attention.fixed_shape import FIXED_SHAPE
 from slipstream_core.attention.geometry import LayerGeometry
 from slipstream_core.runner.decode_graphs import DecodeGraphs, GraphKind
+from slipstream_core.runner.graph_capture import CaptureConfig
 from slipstream_core.runner.mixed_forwards import StaticForward
 from slipstream_core.sampling.logits_processors import LogitsProcessors
 from slipstream_core.sampling.sampler import sample
@@ -111,7 +112,7 @@ def test_a_step_is_sampled_as_by_torch(kind: GraphKind, rows: list[Row]) -> None
         ),
         vocab=vocab,
         copies=HostCopies(),
-        sizes=(ROWS,),
+        capture=CaptureConfig((ROWS,)),
         kinds=(kind,),
         whole=whole,
         logits_processors=processors(),
