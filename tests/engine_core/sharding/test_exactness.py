@@ -23,7 +23,7 @@ SHARED_KEY_HEADS = ("Llama", "Qwen2", "Qwen3-MoE", "Gemma 2", "Cohere, normed he
 ONE_CALL = (
     *("Llama", "Llama, llama3 rope", "Llama, tied embeddings", "Qwen2", "Qwen2, sliding window"),
     *("Qwen3", "Qwen3, YaRN rope", "Mistral, sliding window", "Ministral, sliding window"),
-    *("SmolLM3", "Seed-OSS"),
+    *("SmolLM3", "Seed-OSS", "Granite"),
 )
 SERVED = [each for each in tiny_models.ARCHITECTURES if each.refused is None]
 AS_TEXT = [

@@ -357,7 +357,7 @@ def test_only_what_makes_no_progress_over_three_deaths_is_failed(make_stack) -> 
         worker._from_core.handle(Suspects(incarnation, (stuck.stream_id, b"nobody's")))
     stream = worker.streams.get(stuck.stream_id)
     assert stream.strikes == 2
-    assert worker.lifecycle.readmission(stream).strikes == 2
+    assert worker.lifecycle.readmission(stream).begun.strikes == 2
     stack.core = core
     stack.until(lambda: worker.columns.num_tokens(stream) > stream.struck_at)
     worker._from_core.handle(Suspects(3, (stuck.stream_id,)))
