@@ -6,11 +6,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_ipc.history.streak import Streak
+from slipstream_ipc._native import TokenPages
+from slipstream_ipc.history.cursors import Cursors
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import LogprobColumns
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.transport.link import Link
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 class ReportReader:
     """Reads the reports of one attach; see `slipstream_core.workers.report_reader`."""
@@ -20,25 +24,61 @@ class ReportReader:
     def __init__(self, link: Link[Any], step: int) -> None: ...
     def take(self, data: bytes, now: float) -> bool: ...
 
-class PlainStepSender:
-    """Sends the steps of a streak, until something else is to be sent or the session ends."""
+class SentRows:
+    """The receipt of a step that was sent. rows, ends: i64 columns of its rows and of where their
+    tokens end. life: see `Cursors`.
+    """
 
-    streak: Streak
+    rows: bytes
+    ends: bytes
+    life: int
+
+class StepSender:
+    """Sends steps over a link, until the columns of the cursors grow or the session ends."""
 
     def __init__(
         self,
         link: Link[Any],
-        streak: Streak,
+        cursors: Cursors,
+        columns: tuple[Int64s, Int64s, Bools, Int64s],
         tokens: TokenLog,
-        rows: RowSet,
-        packed_rows: bytes,
         write: Callable[[bytes], bool],
-        by_any: bool,
-        marks: npt.NDArray[np.bool_],
-        deferred: list[LogprobColumns] | None,
-    ) -> None: ...
-    def send(self, rows: RowSet | None, step: int) -> int:
-        """Send a step that gave `rows` a token each and is all there is to be sent. Returns SENT, …
-        or 0, if they are not the streak's rows, it is over, credit or log-probabilities are
-        missing, the connection does not take it, or an id may end one of some streams.
+        possible_ends: tuple[Bools, Bools],
+        budget: int,
+    ) -> None:
+        """columns: of the cursors. possible_ends: `PossibleEnds.columns`. budget: tokens of a
+        message.
+        """
+
+    def send(self, rows: RowSet, step: int, deferred: list[LogprobColumns] | None) -> int:
+        """Send a step that gave `rows` the tokens that their history got last, and is all there is
+        to be sent. Returns SENT, … or 0, if a row is not open, the tokens exceed the budget, credit
+        is missing, the connection does not take it, or an id may end one of some streams.
+
+        deferred: the columns of a token of each row, where they have log-probabilities; then 0,
+        too, if the last ones are not new, or a row got several tokens.
+        """
+
+class SpanCompleter:
+    """Takes steps with several tokens to a row into these histories and columns of requests."""
+
+    def __init__(
+        self,
+        pages: TokenPages,
+        columns: tuple[Int64s, Int64s, Int64s, Int64s, Int64s, Int64s, Bools],
+    ) -> None:
+        """columns: generation, limit, logprob_limit, known, computed, slot, may_need_mask."""
+
+    def complete(
+        self,
+        rows: Int64s,
+        generations: Int64s,
+        kv_lens: npt.NDArray[np.int32],
+        counts: Int64s,
+        ids: npt.NDArray[np.uint32],
+        num_free: int,
+        has_later: bool,
+    ) -> tuple[int, bool] | None:
+        """Take in a step; the pages then left of the `num_free` free ones, and whether a generation
+        has begun. None, without effect, for what `span_completer.SpanCompleter` leaves alone.
         """

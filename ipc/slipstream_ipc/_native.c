@@ -4,7 +4,6 @@
 int add_link_numbers(PyObject *module);
 int add_local_io(PyObject *module);
 int add_logprob_pages(PyObject *module);
-int add_streak(PyObject *module);
 int add_token_pages(PyObject *module);
 
 static struct PyModuleDef definition = {
@@ -12,7 +11,6 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__native(void)
 {
-    static const AddPart parts[] = {add_link_numbers, add_local_io, add_logprob_pages, add_streak,
-                                    add_token_pages};
+    static const AddPart parts[] = {add_link_numbers, add_local_io, add_logprob_pages, add_token_pages};
     return module_of(&definition, parts, sizeof parts / sizeof *parts);
 }

@@ -110,20 +110,6 @@ def read_messages(fd: int, append: Callable[[bytes], object], max_bytes: int) ->
     Returns the bytes behind the last message passed on; None where the connection is gone.
     """
 
-class StreakCounts:
-    """Counts of the messages of a streak, which begins with one that was made.
-
-    num_sent: messages so far. num_acked: those up to the latest that was acknowledged. is_on: it
-    may go on. is_written, is_acked_written: whether the cursors' columns hold what was sent, and
-    what was acknowledged.
-    """
-
-    num_sent: int
-    num_acked: int
-    is_on: bool
-    is_written: bool
-    is_acked_written: bool
-
 class TokenPages:
     """The columns of a paged token history, until one of them is replaced."""
 
@@ -132,9 +118,9 @@ class TokenPages:
     def __init__(
         self, lengths: Int64s, offsets: Int64s, tables: Int64s, free: Int64s, pool: UInt32s
     ) -> None: ...
-    def append(self, rows: Int64s, values: UInt32s, num_free: int) -> int:
-        """Append a value to each row; how many pages are then left of the `num_free` free ones, or
-        -1, without effect, where columns have to grow first.
+    def append(self, rows: Int64s, values: UInt32s, num_free: int, counts: Int64s | None, /) -> int:
+        """Append `counts[i]` (None: one) values to each row; how many pages are then left of the
+        `num_free` free ones, or -1, without effect, where columns have to grow first.
         """
 
     def last(self, found: UInt32s, rows: Int64s) -> None:

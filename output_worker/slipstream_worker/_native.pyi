@@ -58,7 +58,7 @@ class StepRelay:
         pages: TokenPages,
         table: Any,
         core_rows: Any,
-        rows: tuple[Any, Any, Any],
+        rows: tuple[Any, Any, Any, Any],
         report: Callable[[bytes], bool],
         deliver: Callable[[bytes], bool],
         receipt: list[Any],
@@ -68,10 +68,12 @@ class StepRelay:
         may_owe: int,
         connection: LocalConnection,
         logprobs: tuple[int, Any, int],
+        budget: tuple[int, int, int],
     ) -> None:
-        """rows: [n] of the worker, their order in a message, and the client's others. numbers: the
-        bounds, buckets and sum of a histogram, and what is counted. logprobs: the width, the
-        columns that gather, and how many may.
+        """rows: [n] of the worker, their order in a message, the client's others, and the prompts'
+        lengths by row. numbers: the bounds, buckets and sum of a histogram, and what is counted.
+        logprobs: the width, the columns that gather, and how many may. budget: the bytes of an
+        entry, of a token, and of a message.
         """
     def take(self, message: bytes, now: float) -> int:
         """Process a core's message that has arrived; return its outcome: TAKEN, … or 0."""

@@ -1,4 +1,4 @@
-/* Relays steps in which the same streams get a plain token each; see step_relay.py.
+/* Relays steps in which streams get plain tokens; see step_relay.py.
  *
  * Everything that a step could be refused for is looked at before anything is written, so a step that
  * is not taken has had no effect. The rows were checked against the columns when the relay was made:
@@ -9,29 +9,26 @@
 #include <structmember.h>
 #include <time.h>
 
-#include "link_numbers.h"
-#include "msgpack.h"
+#include "relay.h"
 #include "row_loops.h"
 #include "token_pages.h"
 
-#define STEP_TAG 43 /* as in tags.py */
-#define DELTAS_TAG 22
-#define REPORT_TAG 31
-#define STEP_FIELDS 8 /* with the tag */
-#define DELTAS_FIELDS 13
-#define REPORT_FIELDS 4
-#define LOGPROB_FIELDS 5
-#define MAX_WIDTH (1 << 16)
+#define MAX_CORE_ROWS (1 << 24)
+#define MAX_WIDTH (1 << 16) /* of log-probabilities */
 
 /* The outcome of a step, as in step_relay.py. */
 enum { NOT_TAKEN = 0, TAKEN = 1, UNREPORTED = 2, UNSENT = 4 };
 
-enum { ROWS, ORDER, OTHERS, BOUNDS, BUCKETS, TOTAL, COUNTERS, NUM_ADDED, BEGINS, ENDS, NUM_VIEWS };
+enum { ROWS, ORDER, OTHERS, PROMPT_LENS, BOUNDS, BUCKETS, TOTAL, COUNTERS, NUM_ADDED, BEGINS, ENDS, NUM_VIEWS };
 enum { NUM_MESSAGES, NUM_DELTAS, NUM_DELIVERED, NUM_COUNTERS };
 
 static PyTypeObject *numbers_type, *loops_type, *pages_type;
 static PyObject *columns_type;
 static PyObject *num_free_name;
+
+typedef struct {
+    size_t first, num_bytes;
+} Text;
 
 typedef struct {
     PyObject_HEAD
@@ -45,8 +42,17 @@ typedef struct {
     Py_ssize_t num;
     uint64_t core_epoch, client_epoch;
     long long max_unacked, may_owe, max_deferred, width, step;
-    uint32_t *ids;    /* of a step, in its order */
-    PyObject **texts; /* of a message, in its order */
+    long long entry_bytes, token_bytes, budget; /* of a message */
+    int32_t *places; /* by core row: the index of its row here; -1: none */
+    size_t num_places;
+    /* of a step */
+    int32_t *at;                          /* by place, the indices of its rows */
+    int64_t *counts, *firsts, *num_chars; /* by index: tokens, the first of them, characters */
+    Text *texts;                          /* by index */
+    int64_t *step_rows;                   /* by place, and the counts behind them */
+    uint32_t *ids;
+    uint8_t *utf8; /* of all texts */
+    size_t room, text_room;
 } StepRelay;
 
 static int traverse(PyObject *object, visitproc visit, void *arg)
@@ -89,8 +95,15 @@ static void dealloc(PyObject *object)
     clear(object);
     while (self->num_views > 0)
         PyBuffer_Release(&self->views[--self->num_views]);
-    PyMem_Free(self->ids);
+    PyMem_Free(self->places);
+    PyMem_Free(self->at);
+    PyMem_Free(self->counts);
+    PyMem_Free(self->firsts);
+    PyMem_Free(self->num_chars);
     PyMem_Free(self->texts);
+    PyMem_Free(self->step_rows);
+    PyMem_Free(self->ids);
+    PyMem_Free(self->utf8);
     type->tp_free(object);
     Py_DECREF(type);
 }
@@ -139,27 +152,85 @@ static int check_rows(const StepRelay *self)
     return 0;
 }
 
-/* StepRelay(core, client, loops, pages, table, core_rows, (rows, order, others), report, deliver,
- *           receipt, (bounds, buckets, total, counters), (num_added, begins, ends), max_unacked, may_owe, connection,
- *           (width, deferred, max_deferred)) */
+/* Note where each core row is, all of them different; -1: error. */
+static int place_rows(StepRelay *self)
+{
+    const Column rows = {(const uint8_t *)PyBytes_AS_STRING(self->core_rows), 0};
+    for (Py_ssize_t at = 0; at < self->num; at++)
+        if (value_at(rows, at) >= self->num_places)
+            self->num_places = (size_t)value_at(rows, at) + 1;
+    if (self->num_places > MAX_CORE_ROWS) {
+        PyErr_SetString(PyExc_IndexError, "StepRelay: core rows that are none");
+        return -1;
+    }
+    self->places = PyMem_Malloc((self->num_places + 1) * sizeof *self->places);
+    if (self->places == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memset(self->places, 0xff, self->num_places * sizeof *self->places);
+    for (Py_ssize_t at = 0; at < self->num; at++) {
+        int32_t *place = &self->places[value_at(rows, at)];
+        if (*place >= 0) {
+            PyErr_SetString(PyExc_IndexError, "StepRelay: core rows that come twice");
+            return -1;
+        }
+        *place = (int32_t)at;
+    }
+    return 0;
+}
+
+/* Room for so many ids; false with an error set where there is none. */
+static bool reserve_ids(StepRelay *self, size_t num)
+{
+    if (num <= self->room)
+        return true;
+    uint32_t *ids = PyMem_Realloc(self->ids, num * sizeof *ids);
+    if (ids == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    self->ids = ids, self->room = num;
+    return true;
+}
+
+/* Room for so many bytes of texts, likewise. */
+static bool reserve_text(StepRelay *self, size_t num)
+{
+    if (num <= self->text_room)
+        return true;
+    uint8_t *utf8 = PyMem_Realloc(self->utf8, 2 * num);
+    if (utf8 == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    self->utf8 = utf8, self->text_room = 2 * num;
+    return true;
+}
+
+/* StepRelay(core, client, loops, pages, table, core_rows, (rows, order, others, prompt_lens), report,
+ *           deliver, receipt, (bounds, buckets, total, counters), (num_added, begins, ends),
+ *           max_unacked, may_owe, connection, (width, deferred, max_deferred),
+ *           (entry_bytes, token_bytes, budget)) */
 static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     PyObject *core, *client, *loops, *pages, *table, *core_rows, *report, *deliver, *receipt;
     PyObject *connection;
     PyObject *columns[NUM_VIEWS];
     PyObject *deferred;
-    long long max_unacked, may_owe, width, max_deferred;
+    long long max_unacked, may_owe, width, max_deferred, entry_bytes, token_bytes, budget;
     if (keywords != NULL && PyDict_GET_SIZE(keywords)) {
         PyErr_SetString(PyExc_TypeError, "StepRelay: no keywords");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "O!O!O!O!OS(OOO)OOO!(OOOO)(OOO)LLO(LOL)", numbers_type, &core, numbers_type,
-                          &client, loops_type, &loops, pages_type, &pages, &table, &core_rows,
-                          &columns[ROWS], &columns[ORDER], &columns[OTHERS], &report, &deliver,
-                          &PyList_Type, &receipt, &columns[BOUNDS], &columns[BUCKETS],
-                          &columns[TOTAL], &columns[COUNTERS], &columns[NUM_ADDED],
-                          &columns[BEGINS], &columns[ENDS], &max_unacked, &may_owe, &connection,
-                          &width, &deferred, &max_deferred))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!OS(OOOO)OOO!(OOOO)(OOO)LLO(LOL)(LLL)", numbers_type, &core,
+                          numbers_type, &client, loops_type, &loops, pages_type, &pages, &table,
+                          &core_rows, &columns[ROWS], &columns[ORDER], &columns[OTHERS],
+                          &columns[PROMPT_LENS], &report, &deliver, &PyList_Type, &receipt,
+                          &columns[BOUNDS], &columns[BUCKETS], &columns[TOTAL], &columns[COUNTERS],
+                          &columns[NUM_ADDED], &columns[BEGINS], &columns[ENDS], &max_unacked,
+                          &may_owe, &connection, &width, &deferred, &max_deferred, &entry_bytes,
+                          &token_bytes, &budget))
         return NULL;
     if (width < 0 || width > MAX_WIDTH || (width && !PyList_CheckExact(deferred))) {
         PyErr_SetString(PyExc_ValueError, "StepRelay: a width, and a list for its columns");
@@ -175,6 +246,7 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
     self->receipt = Py_NewRef(receipt), self->connection = Py_NewRef(connection);
     self->max_unacked = max_unacked, self->may_owe = may_owe;
     self->width = width, self->max_deferred = max_deferred, self->deferred = Py_NewRef(deferred);
+    self->entry_bytes = entry_bytes, self->token_bytes = token_bytes, self->budget = budget;
     self->num = PyBytes_GET_SIZE(core_rows) / 4;
     self->core_epoch = PyLong_AsUnsignedLongLong(self->core->epoch);
     self->client_epoch = PyLong_AsUnsignedLongLong(self->client->epoch);
@@ -184,6 +256,7 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
     if (take_view(self, ROWS, columns[ROWS], self->num, PyBUF_SIMPLE) < 0 ||
         take_view(self, ORDER, columns[ORDER], self->num, PyBUF_SIMPLE) < 0 ||
         take_view(self, OTHERS, columns[OTHERS], -1, PyBUF_SIMPLE) < 0 ||
+        take_view(self, PROMPT_LENS, columns[PROMPT_LENS], self->loops->num_rows, PyBUF_SIMPLE) < 0 ||
         take_view(self, BOUNDS, columns[BOUNDS], -1, PyBUF_SIMPLE) < 0 ||
         take_view(self, BUCKETS, columns[BUCKETS], self->views[BOUNDS].len / 8 + 1, written) < 0 ||
         take_view(self, TOTAL, columns[TOTAL], 1, written) < 0 ||
@@ -191,15 +264,20 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
         take_view(self, NUM_ADDED, columns[NUM_ADDED], 1, written) < 0 ||
         take_view(self, BEGINS, columns[BEGINS], -1, written) < 0 ||
         take_view(self, ENDS, columns[ENDS], self->views[BEGINS].len / 8, written) < 0 ||
-        check_rows(self) < 0)
+        check_rows(self) < 0 || place_rows(self) < 0)
         goto failed;
     if (self->views[BEGINS].len == 0) {
         PyErr_SetString(PyExc_ValueError, "StepRelay: no room for spans");
         goto failed;
     }
-    self->ids = PyMem_Calloc(self->num + 1, sizeof *self->ids);
+    self->at = PyMem_Calloc(self->num + 1, sizeof *self->at);
+    self->counts = PyMem_Calloc(self->num + 1, sizeof *self->counts);
+    self->firsts = PyMem_Calloc(self->num + 1, sizeof *self->firsts);
+    self->num_chars = PyMem_Calloc(self->num + 1, sizeof *self->num_chars);
     self->texts = PyMem_Calloc(self->num + 1, sizeof *self->texts);
-    if (self->ids == NULL || self->texts == NULL) {
+    self->step_rows = PyMem_Calloc(2 * self->num + 1, sizeof *self->step_rows);
+    if (self->at == NULL || self->counts == NULL || self->firsts == NULL ||
+        self->num_chars == NULL || self->texts == NULL || self->step_rows == NULL) {
         PyErr_NoMemory();
         goto failed;
     }
@@ -212,136 +290,174 @@ failed:
 /* ---- a step ----------------------------------------------------------------------------- */
 
 typedef struct {
-    const uint8_t *at;
-    size_t num_bytes;
-} Span;
-
-typedef struct {
     uint64_t seq, ack, step;
-    bool is_awaited;
-    Span logprobs, columns[3]; /* as they are encoded; their values, ids and ranks */
+    bool is_awaited, has_kinds, is_even; /* is_even: a token of each row that it has */
+    Py_ssize_t num;                      /* rows that it has */
+    size_t num_tokens, num_bytes;        /* num_bytes: of their texts */
+    Column counts, starts;
+    Logprobs logprobs;
 } Step;
 
-/* Columns with `width` candidates of each token, or none. */
-static void read_logprobs(const StepRelay *self, Reader *reader, Step *step)
+/* A stream with too many unacknowledged tokens is not scheduled: several are not left to owe. */
+static bool is_reported(const Step *step) { return step->is_awaited || step->counts.num_bytes; }
+
+/* Find the rows of a step, each of them once; fills `at`, `counts` and `firsts`. */
+static bool find_rows(StepRelay *self, const Step *step, Column core_rows)
 {
-    step->logprobs.at = reader->at;
-    if (!self->width)
-        expect(reader, 0xc0);
-    else {
-        expect(reader, 0x90 | LOGPROB_FIELDS);
-        if (read_number(reader) != (uint64_t)self->width)
-            reader->has_failed = true;
-        for (int at = 0; at < 3; at++) {
-            Span *column = &step->columns[at];
-            column->at = read_column(reader, &column->num_bytes);
-            if (column->num_bytes != 4 * (size_t)self->num * (at < 2 ? (size_t)self->width : 1))
-                reader->has_failed = true;
-        }
-        size_t num_widths;
-        read_column(reader, &num_widths);
-        if (num_widths)
-            reader->has_failed = true;
+    memset(self->counts, 0, (size_t)self->num * sizeof *self->counts);
+    int64_t first = 0;
+    for (Py_ssize_t place = 0; place < step->num; place++) {
+        const uint32_t core_row = value_at(core_rows, place);
+        const int32_t at = core_row < self->num_places ? self->places[core_row] : -1;
+        const int64_t count = count_at(step->counts, place);
+        if (at < 0 || self->counts[at] || !count)
+            return false;
+        self->at[place] = at, self->counts[at] = count, self->firsts[at] = first;
+        first += count;
     }
-    step->logprobs.num_bytes = (size_t)(reader->at - step->logprobs.at);
+    return true;
 }
 
-/* True if the message is the link's next step, with a token for each row; fills `ids`. */
-static bool read_step(const StepRelay *self, PyObject *message, Step *step)
+/* True if the message is the link's next step, of some of the rows. */
+static bool read_step(StepRelay *self, PyObject *message, Step *step)
 {
     const uint8_t *data = (const uint8_t *)PyBytes_AS_STRING(message);
     Reader reader = {data, data + PyBytes_GET_SIZE(message), false};
-    size_t num_rows, num_ids, num_counts, num_starts;
+    const Numbers *core = self->core;
     expect(&reader, 0x94);
-    uint64_t epoch = read_number(&reader);
+    const uint64_t epoch = read_number(&reader);
     step->seq = read_number(&reader);
     step->ack = read_number(&reader);
     expect(&reader, 0x90 | STEP_FIELDS);
     expect(&reader, STEP_TAG);
     step->step = read_number(&reader);
-    const uint8_t *rows = read_column(&reader, &num_rows);
-    const uint8_t *ids = read_column(&reader, &num_ids);
-    read_column(&reader, &num_counts);
-    read_column(&reader, &num_starts);
-    read_logprobs(self, &reader, step);
+    if (reader.has_failed || epoch != self->core_epoch || step->step > INT64_MAX ||
+        step->seq != (uint64_t)core->received + 1 || step->ack > (uint64_t)core->sent)
+        return false;
+    const Column core_rows = take_column(&reader), ids = take_column(&reader);
+    step->num = (Py_ssize_t)(core_rows.num_bytes / 4);
+    step->counts = take_column(&reader);
+    step->starts = take_column(&reader);
+    step->num_tokens = total_of(&reader, step->counts, step->num);
+    step->logprobs = take_logprobs(&reader, step->num_tokens);
     step->is_awaited = read_bool(&reader);
-    const size_t num_bytes = 4 * (size_t)self->num;
-    if (reader.has_failed || reader.at != reader.end || num_counts || num_starts ||
-        num_rows != num_bytes || num_ids != num_bytes || step->step > INT64_MAX)
+    step->is_even = step->num_tokens == (size_t)step->num;
+    if (reader.has_failed || reader.at != reader.end || !step->num || core_rows.num_bytes % 4 ||
+        step->num > self->num || ids.num_bytes != 4 * step->num_tokens ||
+        step->starts.num_bytes != step->counts.num_bytes ||
+        step->logprobs.width != (uint64_t)self->width || !find_rows(self, step, core_rows) ||
+        !reserve_ids(self, step->num_tokens))
         return false;
-    if (memcmp(rows, PyBytes_AS_STRING(self->core_rows), num_bytes))
-        return false;
-    const Numbers *core = self->core;
-    if (epoch != self->core_epoch || step->seq != (uint64_t)core->received + 1 ||
-        step->ack > (uint64_t)core->sent)
-        return false;
-    memcpy(self->ids, ids, num_bytes);
+    memcpy(self->ids, ids.at, ids.num_bytes);
     return true;
+}
+
+/* True if its log-probabilities are of a token of each row, in their order, or there are none. */
+static bool may_defer(const StepRelay *self, const Step *step)
+{
+    if (!self->width)
+        return true;
+    for (Py_ssize_t place = 0; place < step->num; place++)
+        if (self->at[place] != place)
+            return false;
+    return step->num == self->num && !step->counts.num_bytes &&
+           PyList_GET_SIZE(self->deferred) < self->max_deferred;
 }
 
 /* True if both links may be sent what a step needs. */
 static bool may_send(const StepRelay *self, const Step *step)
 {
     const Numbers *client = self->client, *core = self->core;
-    if (self->width && PyList_GET_SIZE(self->deferred) >= self->max_deferred)
-        return false;
     const long long num_unacked = client->sent - client->acked;
     if (num_unacked >= client->window || num_unacked >= self->max_unacked ||
         !are_idle(client, client->acked))
         return false;
     const long long acked = (long long)step->ack > core->acked ? (long long)step->ack : core->acked;
-    return !step->is_awaited || core->sent - acked < core->window;
+    return !is_reported(step) || core->sent - acked < core->window;
 }
 
-/* True if each row has sent all that it had, and gets a plain token that is due at once; fills
- * `texts`, whose bytes are counted. An error is set where a text cannot be encoded.
+/* The bytes of a text, encoded once; NULL: error. */
+static const char *utf8_of(PyObject *text, Py_ssize_t *size)
+{
+    if (!PyUnicode_IS_COMPACT_ASCII(text))
+        return PyUnicode_AsUTF8AndSize(text, size);
+    *size = PyUnicode_GET_LENGTH(text);
+    return (const char *)PyUnicode_1BYTE_DATA(text);
+}
+
+/* True if the row has sent all that it had, and gets plain tokens that are due at once; notes their
+ * text. An error may be set where it is not.
  */
-static bool are_plain(const StepRelay *self, size_t *num_bytes, bool *has_kinds)
+static bool is_plain_row(StepRelay *self, Step *step, Py_ssize_t at)
 {
     const RowLoops *loops = self->loops;
-    const int64_t *rows = self->views[ROWS].buf, *order = self->views[ORDER].buf;
-    const int64_t *others = self->views[OTHERS].buf;
+    const int64_t row = ((const int64_t *)self->views[ROWS].buf)[at];
+    const int64_t length = loops->lengths[row], end = length + self->counts[at];
+    if (!loops->is_fast[row] || loops->is_dirty[row] || loops->intervals[row] != 1 || length < 1 ||
+        end > UINT32_MAX || loops->sent_tokens[row] != length || loops->delivered_at[row] == 0.0 ||
+        end >= loops->max_tokens[row])
+        return false;
+    const size_t first = step->num_bytes;
+    int64_t num_chars = 0;
+    const uint32_t *id = self->ids + self->firsts[at];
+    for (const uint32_t *behind = id + self->counts[at]; id < behind; id++) {
+        if (!is_plain_for(loops, row, *id))
+            return false;
+        PyObject *text = PyList_GET_ITEM(loops->texts, entry_of(loops, row, *id));
+        Py_ssize_t size;
+        const char *utf8 = utf8_of(text, &size);
+        if (utf8 == NULL || !reserve_text(self, step->num_bytes + (size_t)size))
+            return false;
+        memcpy(self->utf8 + step->num_bytes, utf8, (size_t)size);
+        step->num_bytes += (size_t)size;
+        num_chars += PyUnicode_GET_LENGTH(text);
+    }
+    self->num_chars[at] = num_chars;
+    self->texts[at] = (Text){first, step->num_bytes - first};
+    step->has_kinds |= num_chars && loops->kinds[row];
+    return true;
+}
+
+/* True if the rows of the step are plain, begin where they end here, and fit into a message, and no
+ * other row has anything to be sent.
+ */
+static bool are_plain(StepRelay *self, Step *step)
+{
+    const RowLoops *loops = self->loops;
+    const int64_t *rows = self->views[ROWS].buf, *others = self->views[OTHERS].buf;
+    const int64_t *prompt_lens = self->views[PROMPT_LENS].buf;
     for (Py_ssize_t k = 0; k < self->views[OTHERS].len / 8; k++)
         if (loops->is_dirty[others[k]])
             return false;
-    *num_bytes = 0, *has_kinds = false;
-    for (Py_ssize_t k = 0; k < self->num; k++) {
-        const int64_t row = rows[order[k]], length = loops->lengths[row];
-        const uint32_t id = self->ids[order[k]];
-        if (!loops->is_fast[row] || loops->is_dirty[row] || loops->intervals[row] != 1 ||
-            length < 1 || length >= UINT32_MAX || loops->sent_tokens[row] != length ||
-            loops->delivered_at[row] == 0.0 || length + 1 >= loops->max_tokens[row] ||
-            !is_plain_for(loops, row, id))
+    for (Py_ssize_t at = 0; at < self->num; at++)
+        if (!self->counts[at] && loops->is_dirty[rows[at]])
             return false;
-        Py_ssize_t size;
-        PyObject *text = PyList_GET_ITEM(loops->texts, entry_of(loops, row, id));
-        if (PyUnicode_AsUTF8AndSize(text, &size) == NULL)
+    if (self->entry_bytes * step->num + self->token_bytes * (long long)step->num_tokens >
+        self->budget)
+        return false;
+    step->num_bytes = 0, step->has_kinds = false;
+    for (Py_ssize_t place = 0; place < step->num; place++) {
+        const int32_t at = self->at[place];
+        if (step->starts.num_bytes &&
+            value_at(step->starts, place) != prompt_lens[rows[at]] + loops->lengths[rows[at]])
             return false;
-        self->texts[k] = text;
-        *num_bytes += HEADER_BYTES + (size_t)size;
-        *has_kinds |= size && loops->kinds[row];
+        if (!is_plain_row(self, step, at))
+            return false;
     }
-    return *num_bytes <= INT32_MAX;
+    return step->num_bytes <= INT32_MAX;
 }
 
 /* Keep the log-probabilities of the step; -1: error. */
 static int defer_logprobs(const StepRelay *self, const Step *step)
 {
-    PyObject *args[LOGPROB_FIELDS - 1] = {PyLong_FromLongLong(self->width)}, *columns = NULL;
-    for (int at = 0; at < 3; at++)
-        args[1 + at] = PyBytes_FromStringAndSize((const char *)step->columns[at].at,
-                                                 (Py_ssize_t)step->columns[at].num_bytes);
-    if (args[0] != NULL && args[1] != NULL && args[2] != NULL && args[3] != NULL)
-        columns = PyObject_Vectorcall(columns_type, args, LOGPROB_FIELDS - 1, NULL);
-    for (int at = 0; at < LOGPROB_FIELDS - 1; at++)
-        Py_XDECREF(args[at]);
+    PyObject *columns = logprob_columns(&step->logprobs, columns_type);
     const int failed = columns == NULL || PyList_Append(self->deferred, columns) < 0;
     Py_XDECREF(columns);
     return failed ? -1 : 0;
 }
 
 /* Append the tokens to the histories: 1; 0 where these have to grow first; -1: error. */
-static int append(const StepRelay *self)
+static int append(const StepRelay *self, const Step *step)
 {
     RowLoops *loops = self->loops;
     const int64_t *rows = self->views[ROWS].buf;
@@ -354,9 +470,14 @@ static int append(const StepRelay *self)
         return -1;
     if (num_free < 0 || num_free > self->pages->num_stack)
         return 0;
+    int64_t *own = self->step_rows, *counts = own + self->num;
+    for (Py_ssize_t place = 0; place < step->num; place++) {
+        own[place] = rows[self->at[place]];
+        counts[place] = self->counts[self->at[place]];
+    }
     Py_ssize_t stopped;
     const Py_ssize_t left =
-        append_values(self->pages, rows, self->ids, self->num, num_free, &stopped);
+        append_spans(self->pages, own, counts, self->ids, step->num, num_free, &stopped);
     if (left < 0)
         return 0;
     if (left != num_free) {
@@ -366,117 +487,131 @@ static int append(const StepRelay *self)
         if (failed)
             return -1;
     }
-    for (Py_ssize_t i = 0; i < self->num; i++) {
-        loops->lengths[rows[i]]++;
-        loops->last_ids[rows[i]] = self->ids[i];
-        loops->is_dirty[rows[i]] = 1;
+    const uint32_t *last = self->ids - 1;
+    for (Py_ssize_t place = 0; place < step->num; place++) {
+        loops->lengths[own[place]] += counts[place];
+        loops->last_ids[own[place]] = *(last += counts[place]);
+        loops->is_dirty[own[place]] = 1;
     }
     return 1;
 }
 
 /* ---- what is sent ----------------------------------------------------------------------- */
 
-/* True if `write` takes a message; -1: error. */
-static int write_message(PyObject *write, const uint8_t *data, const uint8_t *end)
-{
-    PyObject *message = PyBytes_FromStringAndSize((const char *)data, end - data);
-    if (message == NULL)
-        return -1;
-    PyObject *taken = PyObject_CallOneArg(write, message);
-    Py_DECREF(message);
-    if (taken == NULL)
-        return -1;
-    const int is_taken = PyObject_IsTrue(taken);
-    Py_DECREF(taken);
-    return is_taken;
-}
-
-/* Report a step whose check is awaited, or acknowledge it if many are owed; 0 if a report that is due
- * was not taken; -1: error.
+/* Report a step if that is due, or acknowledge it if many are owed; 0 if a report that is due was not
+ * taken; -1: error.
  */
 static int answer_core(const StepRelay *self, const Step *step)
 {
     Numbers *core = self->core;
-    uint8_t data[16 * HEADER_BYTES], *at;
     if (drop_receipts(core) < 0) /* of reports and states: all None */
         return -1;
-    if (step->is_awaited) {
+    if (is_reported(step)) {
+        uint8_t data[16 * HEADER_BYTES], *at;
         at = write_frame(data, self->core_epoch, (uint64_t)core->sent + 1, (uint64_t)core->received);
         at = write_array(at, REPORT_FIELDS);
         at = write_number(at, REPORT_TAG);
         at = write_number(at, step->step);
         at = write_column(at, 0);
         at = write_column(at, 0);
-        const int is_taken = write_message(self->report, data, at);
+        const int is_taken = hand_over(self->report, data, at);
         if (is_taken > 0 && count_sent(core, Py_None) < 0)
             return -1;
         return is_taken;
     }
-    if (core->received - core->last_ack_sent > self->may_owe) {
-        at = write_frame(data, self->core_epoch, (uint64_t)core->sent, (uint64_t)core->received);
-        at = write_nil(at);
-        const int is_taken = write_message(self->report, data, at);
-        if (is_taken < 0)
-            return -1;
-        if (is_taken)
-            core->last_ack_sent = core->received;
-    }
+    if (core->received - core->last_ack_sent > self->may_owe &&
+        send_ack(core, self->core_epoch, self->report) < 0)
+        return -1;
     return 1;
 }
 
-static uint32_t value_of(const StepRelay *self, int column, Py_ssize_t k)
+/* Put the indices of the step's rows into the order of the message's entries: that of the rows, or as
+ * they came with their log-probabilities.
+ */
+static void sort_entries(StepRelay *self, const Step *step)
+{
+    if (self->width)
+        return;
+    const int64_t *order = self->views[ORDER].buf;
+    for (Py_ssize_t k = 0, num = 0; k < self->num && num < step->num; k++)
+        if (self->counts[order[k]])
+            self->at[num++] = (int32_t)order[k];
+}
+
+enum { HANDLES, CHARS, TOKENS, COUNTS, KINDS };
+
+static uint8_t *write_values(const StepRelay *self, const Step *step, uint8_t *to, int column)
 {
     const RowLoops *loops = self->loops;
-    const int64_t at = ((const int64_t *)self->views[ORDER].buf)[k];
-    const int64_t row = ((const int64_t *)self->views[ROWS].buf)[at];
-    switch (column) {
-    case 0:
-        return loops->handles[row];
-    case 1:
-        return (uint32_t)loops->sent_chars[row];
-    case 2:
-        return (uint32_t)loops->sent_tokens[row];
-    case 3:
-        return self->ids[at];
-    default:
-        return PyUnicode_GET_LENGTH(self->texts[k]) ? (uint32_t)loops->kinds[row] : 0;
+    const int64_t *rows = self->views[ROWS].buf;
+    to = write_column(to, 4 * (uint32_t)step->num);
+    for (Py_ssize_t k = 0; k < step->num; k++, to += 4) {
+        const int32_t at = self->at[k];
+        const int64_t row = rows[at];
+        uint32_t value = 0;
+        switch (column) {
+        case HANDLES:
+            value = loops->handles[row];
+            break;
+        case CHARS:
+            value = (uint32_t)loops->sent_chars[row];
+            break;
+        case TOKENS:
+            value = (uint32_t)loops->sent_tokens[row];
+            break;
+        case COUNTS:
+            value = (uint32_t)self->counts[at];
+            break;
+        default:
+            value = self->num_chars[at] ? (uint32_t)loops->kinds[row] : 0;
+        }
+        memcpy(to, &value, 4);
     }
+    return to;
 }
 
-static uint8_t *write_values(const StepRelay *self, uint8_t *at, int column)
+static uint8_t *write_ids(const StepRelay *self, const Step *step, uint8_t *to)
 {
-    at = write_column(at, 4 * (uint32_t)self->num);
-    for (Py_ssize_t k = 0; k < self->num; k++, at += 4) {
-        const uint32_t value = value_of(self, column, k);
-        memcpy(at, &value, 4);
+    to = write_column(to, 4 * (uint32_t)step->num_tokens);
+    for (Py_ssize_t k = 0; k < step->num; k++) {
+        const size_t num_bytes = 4 * (size_t)self->counts[self->at[k]];
+        memcpy(to, self->ids + self->firsts[self->at[k]], num_bytes);
+        to += num_bytes;
     }
-    return at;
+    return to;
 }
 
-/* The frame with the deltas of all rows, as msgspec encodes them. */
-static uint8_t *write_deltas(const StepRelay *self, uint8_t *at, Span logprobs, bool has_kinds)
+static uint8_t *write_texts(const StepRelay *self, const Step *step, uint8_t *to)
+{
+    to = write_array(to, (uint32_t)step->num);
+    for (Py_ssize_t k = 0; k < step->num; k++) {
+        const Text text = self->texts[self->at[k]];
+        to = write_text_header(to, (uint32_t)text.num_bytes);
+        memcpy(to, self->utf8 + text.first, text.num_bytes);
+        to += text.num_bytes;
+    }
+    return to;
+}
+
+/* The frame with the deltas of the step's rows, as msgspec encodes them. */
+static uint8_t *write_deltas(const StepRelay *self, const Step *step, uint8_t *to)
 {
     const Numbers *client = self->client;
-    at = write_frame(at, self->client_epoch, (uint64_t)client->sent + 1, (uint64_t)client->received);
-    at = write_array(at, DELTAS_FIELDS);
-    at = write_number(at, DELTAS_TAG);
-    for (int column = 0; column < 3; column++)
-        at = write_values(self, at, column);
-    at = write_array(at, (uint32_t)self->num);
-    for (Py_ssize_t k = 0; k < self->num; k++) {
-        Py_ssize_t size;
-        const char *text = PyUnicode_AsUTF8AndSize(self->texts[k], &size); /* kept since it was made */
-        at = write_text(at, text, (uint32_t)size);
-    }
-    at = write_values(self, at, 3);
-    at = write_column(at, 0); /* counts */
-    at = write_column(at, 0); /* ended */
-    at = write_array(at, 0);
-    memcpy(at, logprobs.at, logprobs.num_bytes);
-    at += logprobs.num_bytes;
-    at = has_kinds ? write_values(self, at, 4) : write_column(at, 0);
-    at = write_column(at, 0); /* entries with events, and these */
-    return write_array(at, 0);
+    to = write_frame(to, self->client_epoch, (uint64_t)client->sent + 1, (uint64_t)client->received);
+    to = write_array(to, DELTAS_FIELDS);
+    to = write_number(to, DELTAS_TAG);
+    for (int column = HANDLES; column <= TOKENS; column++)
+        to = write_values(self, step, to, column);
+    to = write_texts(self, step, to);
+    to = write_ids(self, step, to);
+    to = step->is_even ? write_column(to, 0) : write_values(self, step, to, COUNTS);
+    to = write_column(to, 0); /* ended */
+    to = write_array(to, 0);
+    memcpy(to, step->logprobs.whole.at, step->logprobs.whole.num_bytes);
+    to += step->logprobs.whole.num_bytes;
+    to = step->has_kinds ? write_values(self, step, to, KINDS) : write_column(to, 0);
+    to = write_column(to, 0); /* entries with events, and these */
+    return write_array(to, 0);
 }
 
 static double monotonic(void)
@@ -494,50 +629,52 @@ static void add_span(const StepRelay *self, double begin)
     ((double *)self->views[ENDS].buf)[at] = monotonic();
 }
 
-static void count_delivered(const StepRelay *self)
+static void count_delivered(const StepRelay *self, const Step *step)
 {
     RowLoops *loops = self->loops;
-    const int64_t *rows = self->views[ROWS].buf, *order = self->views[ORDER].buf;
+    const int64_t *rows = self->views[ROWS].buf;
     const double *bounds = self->views[BOUNDS].buf;
     const Py_ssize_t num_bounds = self->views[BOUNDS].len / 8;
     int64_t *buckets = self->views[BUCKETS].buf, *counters = self->views[COUNTERS].buf;
     double *total = self->views[TOTAL].buf, last = -1.0;
     Py_ssize_t bucket = 0;
     const double now = monotonic();
-    for (Py_ssize_t k = 0; k < self->num; k++) {
-        const int64_t row = rows[order[k]];
+    for (Py_ssize_t k = 0; k < step->num; k++) {
+        const int32_t at = self->at[k];
+        const int64_t row = rows[at];
         const double gap = now - loops->delivered_at[row];
         if (gap != last)
             bucket = bucket_of(bounds, num_bounds, last = gap);
         buckets[bucket]++;
         *total += gap;
         loops->delivered_at[row] = now;
-        loops->sent_tokens[row]++;
-        loops->sent_chars[row] += PyUnicode_GET_LENGTH(self->texts[k]);
+        loops->sent_tokens[row] += self->counts[at];
+        loops->sent_chars[row] += self->num_chars[at];
         loops->is_dirty[row] = 0;
     }
     counters[NUM_MESSAGES]++;
-    counters[NUM_DELTAS] += self->num;
-    counters[NUM_DELIVERED] += self->num;
+    counters[NUM_DELTAS] += step->num;
+    counters[NUM_DELIVERED] += (int64_t)step->num_tokens;
 }
 
 /* True if the deltas have left; -1: error. */
-static int send_deltas(const StepRelay *self, size_t num_bytes, Span logprobs, bool has_kinds)
+static int send_deltas(StepRelay *self, const Step *step)
 {
-    const size_t most =
-        16 * HEADER_BYTES + num_bytes + logprobs.num_bytes + 20 * (size_t)self->num;
+    const size_t most = 16 * HEADER_BYTES + step->num_bytes + step->logprobs.whole.num_bytes +
+                        (20 + HEADER_BYTES) * (size_t)step->num + 4 * step->num_tokens;
     uint8_t few[2048], *data = most <= sizeof few ? few : PyMem_Malloc(most);
     if (data == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    int is_taken = write_message(self->deliver, data, write_deltas(self, data, logprobs, has_kinds));
+    sort_entries(self, step);
+    int is_taken = hand_over(self->deliver, data, write_deltas(self, step, data));
     if (data != few)
         PyMem_Free(data);
     if (is_taken > 0) {
         if (drop_receipts(self->client) < 0 || count_sent(self->client, self->receipt) < 0)
             return -1;
-        count_delivered(self);
+        count_delivered(self, step);
     }
     return is_taken;
 }
@@ -547,18 +684,16 @@ static PyObject *take(PyObject *object, PyObject *const *args, Py_ssize_t num_ar
 {
     StepRelay *self = (StepRelay *)object;
     Step step;
-    size_t num_bytes;
-    bool has_kinds;
     if (num_args != 2 || !PyBytes_CheckExact(args[0]) || !PyFloat_Check(args[1])) {
         PyErr_SetString(PyExc_TypeError, "take: expected bytes and a float");
         return NULL;
     }
-    if (!read_step(self, args[0], &step) || !may_send(self, &step) ||
-        !are_plain(self, &num_bytes, &has_kinds)) {
+    if (!read_step(self, args[0], &step) || !may_defer(self, &step) || !may_send(self, &step) ||
+        !are_plain(self, &step)) {
         PyErr_Clear(); /* the other way tells */
         return PyLong_FromLong(NOT_TAKEN);
     }
-    const int is_appended = append(self);
+    const int is_appended = append(self, &step);
     if (is_appended <= 0)
         return is_appended < 0 ? NULL : PyLong_FromLong(NOT_TAKEN);
     if (self->width && defer_logprobs(self, &step) < 0)
@@ -569,7 +704,7 @@ static PyObject *take(PyObject *object, PyObject *const *args, Py_ssize_t num_ar
     const int is_answered = answer_core(self, &step);
     if (is_answered < 0)
         return NULL;
-    const int is_sent = send_deltas(self, num_bytes, step.logprobs, has_kinds);
+    const int is_sent = send_deltas(self, &step);
     if (is_sent < 0)
         return NULL;
     add_span(self, PyFloat_AS_DOUBLE(args[1]));

@@ -1,15 +1,16 @@
-"""Steps that are like the step before are relayed in C (`step_relay.c`): taken from the core,
-counted, reported and sent to the client in one call.
+"""Steps of plain tokens are relayed in C (`step_relay.c`): taken from the core, counted, reported
+and sent to the client in one call.
 
-A relay takes a step of the same streams, each with one plain token that is due at once and is all
-that the client is to be sent. It leaves any other message alone, which then goes the usual way,
-with the same effect.
+A relay takes a step that gives some of its streams plain tokens, one or several, which are due at
+once and are all that the client is to be sent. It leaves any other message alone, which then goes
+the usual way, with the same effect.
 
 - What a relay relies on (rows, links, connections, readers) changes in no turn that is nothing but
   a relayed step. After any other turn `RelayMaker.find` tells whether it still holds.
 - A relay is made once the same things were found after two turns, so streams that come and go cost
   nothing here.
 - There are relays for one client that reads all streams, over a local connection, as the core has.
+- Log-probabilities are relayed where each of the rows of the step before gets one token.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.logprob_log import MAX_DEFERRED
+from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
+from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_ipc.telemetry.histogram import bounds
 from slipstream_ipc.telemetry.timeline import RecentSpans
 from slipstream_ipc.transport.local_socket import LocalConnection
 from slipstream_worker._native import StepRelay
-from slipstream_worker.clients.deltas import most_in_a_message
+from slipstream_worker.clients.deltas import ENTRY_BYTES, bytes_of_token
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.core_link import MAY_OWE, CoreLink
@@ -50,8 +54,8 @@ class RelayBasis(NamedTuple):
     limit: int | None  # of unacknowledged messages to the client
     loops: Any
     pages: Any
-    core_rows: Any
-    worker_rows: Any
+    assigned: Any  # see `WorkerStreamTable`
+    rows: RowSet  # of the latest step, if each got a token with log-probabilities
     deferred: Any
 
 
@@ -83,10 +87,11 @@ class RelayMaker:
         basis = self._found()
         if basis is None:
             return None
-        if self._basis is None or not all(map(is_, basis, self._basis)):
-            self._basis, self._relay, self._is_settled = basis, None, False
+        before, self._basis = self._basis, basis
+        if before is None or not all(map(is_, basis._replace(pages=before.pages), before)):
+            self._relay, self._is_settled = None, False
         # found twice: streams that come and go in each step pay for none (decision 010)
-        elif not self._is_settled:
+        elif not self._is_settled or basis.pages is not before.pages:
             self._relay, self._is_settled = self._made(basis), True
         return self._relay
 
@@ -100,8 +105,8 @@ class RelayMaker:
             return None
         core, from_core = core_end
         client, to_client, sending, limit = client_end
-        core_rows, worker_rows = self._streams.latest_rows
-        deferred = columns.logprobs.deferred_of(worker_rows) if columns.has_logprobs else None
+        rows = self._streams.latest_rows[1] if columns.has_logprobs else NO_ROWS
+        deferred = columns.logprobs.deferred_of(rows)
         return RelayBasis(
             core,
             from_core,
@@ -111,33 +116,40 @@ class RelayMaker:
             limit,
             columns.loops,
             pages,
-            core_rows,
-            worker_rows,
+            self._streams.assigned,
+            NO_ROWS if deferred is None else rows,
             deferred,
         )
 
     def _made(self, basis: RelayBasis) -> StepRelay | None:
-        """The relay on this basis; None if its rows are not all the client's, or have different
-        numbers of log-probabilities.
+        """The relay on this basis; None if the client is sent no row of the core's, or if rows with
+        log-probabilities are not all the client's, or have different numbers of them.
         """
         columns, counters = self._columns, self._counters
-        rows, sending, deferred = basis.worker_rows.array, basis.sending, basis.deferred
-        is_among = np.isin(sending, rows)
-        if not 0 < len(rows) == is_among.sum() <= most_in_a_message(columns):
+        sending, deferred = basis.sending, basis.deferred
+        core_rows, rows = self._streams.core_rows_of(sending)
+        width = 0
+        if columns.has_logprobs:
+            widths = columns.widths.take(rows)
+            width = int(widths.max(initial=0))
+            if (widths != width).any() or (width and deferred is None):
+                return None
+        if width:
+            packed, rows = self._streams.latest_rows[0], basis.rows.array
+            if not np.isin(rows, sending).all():
+                return None
+        else:
+            packed = pack_u32(core_rows)
+        if not len(rows):
             return None
-        widths = columns.widths.take(rows)
-        width = int(widths[0])
-        if (widths != width).any() or (width and deferred is None):
-            return None
-        order = np.arange(len(rows)) if width else np.argsort(rows)  # as `deltas.build` has them
         return StepRelay(
             basis.core,
             basis.client,
             basis.loops,
             basis.pages,
             columns.tokens.table,
-            basis.core_rows,
-            (rows, order, sending[~is_among]),
+            packed,
+            (rows, np.argsort(rows), sending[~np.isin(sending, rows)], columns.prompt_lens),
             basis.from_core.send,
             basis.to_client.send,
             [],
@@ -147,4 +159,5 @@ class RelayMaker:
             MAY_OWE,
             basis.from_core,
             (width, deferred, MAX_DEFERRED),
+            (ENTRY_BYTES, bytes_of_token(columns), MESSAGE_BUDGET_BYTES),
         )

@@ -213,7 +213,7 @@ class Worker:
         if found & UNREPORTED:
             self._core.checked(step, is_awaited=True)
         if found & UNSENT:
-            self.readers.mark_due(self.streams.latest_rows[1].array)
+            self.readers.mark_all_due()
 
     @property
     def _may_relay(self) -> bool:

@@ -45,7 +45,7 @@ def tokenizer():
 # ---- the path ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tokens_per_row", [1, 5])
+@pytest.mark.parametrize("tokens_per_row", [(1, 1), (5, 5), (1, 4)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_is_generated_is_what_is_read(tokenizer, variant, tokens_per_row):
     load = make_workload(tokenizer, BATCH, prompt_len=PROMPT_LEN, steps=STEPS)

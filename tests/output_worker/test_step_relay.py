@@ -5,6 +5,7 @@ byte, and the same counts.
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from slipstream.client.connection.link_session import ClientSession
-from slipstream_core.workers import sender
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import WANTS_LOAD, SamplingParams
+from slipstream_ipc.messages import WANTS_LOAD, SamplingParams, Step
 from slipstream_ipc.transport.dealer import LinkOptions
 from slipstream_lab.common.collection_watch import CollectionWatch
 from slipstream_lab.output_path import in_process_path
@@ -48,7 +48,16 @@ IDS = st.sampled_from([1, 1, 1, 1, 2, 3, 4, 5, 6, 7, 8, EOS])
 class Path(OutputPath):
     """A core, a worker and a client whose turns are chosen."""
 
-    def __init__(self, outputs: list[list[int]], params: SamplingParams, *, relays: bool) -> None:
+    def __init__(
+        self,
+        outputs: list[list[int]],
+        params: SamplingParams,
+        *,
+        relays: bool,
+        tokens_per_row: tuple[int, int] = (1, 1),
+        num_ahead: int = 0,
+    ) -> None:
+        """num_ahead: steps that are planned before one is completed."""
         num, steps = len(outputs), len(outputs[0])
         values = -np.arange(3.0 * num, dtype=np.float32).reshape(num, 3)
         workload = Workload(
@@ -60,18 +69,35 @@ class Path(OutputPath):
         params = replace(params, max_tokens=steps)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(time, "monotonic", lambda: BEGIN_S)
-            if not relays:
-                patch.setattr(step_relay.RelayMaker, "find", lambda _self: None)
-                patch.setattr(sender.WorkerSender, "_plain_sender", lambda *_, **__: None)
             super().__init__(
-                workload, num, params, FACTORY, len(PIECES), Stopwatch(CollectionWatch())
+                workload,
+                num,
+                params,
+                FACTORY,
+                len(PIECES),
+                Stopwatch(CollectionWatch()),
+                tokens_per_row=tokens_per_row,
             )
         if not relays:
             table: Any = self._cluster._alone.links[0]._table
             table.relay = lambda *_: None
+            for worker in self._workers:
+                worker._relays.find = lambda: None  # type: ignore[method-assign]
+            for each in self._core.handler._senders.values():
+                each._send_step = lambda _session: False  # type: ignore[method-assign]
         self.worker: Any = self._workers[0]
-        self.num_relayed = 0
+        self.num_relayed = 0  # turns of the worker with a relay
+        self.num_left = 0  # steps that none took
+        usual = self.worker._from_core._step
+
+        def leave(step: Step) -> None:
+            self.num_left += 1
+            usual(step)
+
+        self.worker._from_core._step = leave
         self._now = BEGIN_S
+        self._num_ahead = num_ahead
+        self._planned: deque[Any] = deque()
 
     def turn(self, *, worker: bool, client: bool, beat: bool) -> None:
         """A step of the core, and the turns of the others that there are to be."""
@@ -79,14 +105,9 @@ class Path(OutputPath):
         core: Any = self._core
         plan = core.scheduler.schedule(core.handler.acked)
         if plan is not None:
-            ids = self._outputs[plan.seeds, self._at]
-            self._at += 1
-            logprobs = self._made_up(plan.seeds, ids) if self._wants_logprobs else None
-            sampled = core.scheduler.complete(plan, ids)
-            if logprobs is not None:
-                core.logprobs.append(sampled.rows, logprobs, sampled.index)
-            core.manager.mark_dirty(sampled.rows)
-            core.handler.publish(plan.step)
+            self._planned.append(plan)
+        if len(self._planned) > (self._num_ahead if plan is not None else 0):
+            self._complete(self._planned.popleft())
         if worker:
             self.worker.run_once(now, self._arrived)
             self._awake.clear()
@@ -97,9 +118,25 @@ class Path(OutputPath):
             self._cluster.turn(now, self._arrived)
         core.handler.receive(now)
 
+    def _complete(self, plan: Any) -> None:
+        core: Any = self._core
+        before = self._at.copy()
+        ids, counts = self._next_ids(plan.seeds)
+        requests = plan.seeds if counts is None else np.repeat(plan.seeds, counts)
+        logprobs = self._made_up(requests, ids) if self._wants_logprobs else None
+        sampled = core.scheduler.complete(plan, ids, counts)
+        # what was in flight for a row that was given several tokens is dropped
+        self._at = before + np.bincount(requests[sampled.index], minlength=len(before))
+        if logprobs is not None and sampled.counts is not None:
+            core.logprobs.append_several(sampled.rows, sampled.counts, logprobs, sampled.index)
+        elif logprobs is not None:
+            core.logprobs.append(sampled.rows, logprobs, sampled.index)
+        core.manager.mark_dirty(sampled.rows)
+        core.handler.publish(plan.step)
+
     @property
     def is_done(self) -> bool:
-        return all(state.is_over for state in self.states) or self._at == self._num_tokens
+        return all(state.is_over for state in self.states) or super().is_done
 
     def finish(self) -> None:
         for _ in range(40):
@@ -126,7 +163,12 @@ def test_relayed_steps_send_the_same_messages(data: st.DataObject) -> None:
         logprobs=data.draw(st.sampled_from([None, None, 2, 0])),
     )
     often = st.sampled_from([True] * 7 + [False])
-    paths = [Path(outputs, params, relays=relays) for relays in (True, False)]
+    most, num_ahead = data.draw(st.sampled_from([1, 1, 2, 3, 5])), data.draw(st.integers(0, 2))
+    span = data.draw(st.integers(1, most)), most
+    paths = [
+        Path(outputs, params, relays=relays, tokens_per_row=span, num_ahead=num_ahead)
+        for relays in (True, False)
+    ]
     try:
         while not all(path.is_done for path in paths):
             worker, client, beat = data.draw(st.tuples(often, often, st.booleans()))
@@ -146,13 +188,26 @@ def test_relayed_steps_send_the_same_messages(data: st.DataObject) -> None:
             path.close()
 
 
-@pytest.mark.parametrize("logprobs", [None, 2])
-def test_nearly_all_steps_of_streams_that_go_on_are_relayed(logprobs: int | None) -> None:
+@pytest.mark.parametrize(
+    ("logprobs", "span", "num_ahead"),
+    [
+        (None, (1, 1), 0),
+        (2, (1, 1), 0),
+        (None, (2, 2), 0),
+        (None, (1, 5), 0),
+        (None, (1, 5), 1),  # what is in flight for a row with several tokens is dropped
+    ],
+)
+def test_nearly_all_steps_of_streams_that_go_on_are_relayed(
+    logprobs: int | None, span: tuple[int, int], num_ahead: int
+) -> None:
     params = SamplingParams(logprobs=logprobs)
-    path = Path([[1 + step % 5 for step in range(200)]] * 3, params, relays=True)
+    outputs = [[1 + step % 5 for step in range(100 * sum(span))]] * 3
+    path = Path(outputs, params, relays=True, tokens_per_row=span, num_ahead=num_ahead)
     while not path.is_done:
         path.turn(worker=True, client=True, beat=False)
     assert path.num_relayed > 150
+    assert path.num_left < 20, "histories grow, and streams begin and end"
     path.finish()
     path.check_whole()
     path.close()
@@ -223,11 +278,11 @@ def test_what_a_relay_cannot_be_made_of() -> None:
     while path.worker._relay is None:
         path.turn(worker=True, client=True, beat=False)
     maker = path.worker._relays
-    core, connection, client, _, _, _, loops, pages, core_rows, worker_rows, _ = maker._basis
-    counters, rows = path.worker.lifecycle.numbers, worker_rows.array
-    del counters
+    core, connection, client, _, sending, _, loops, pages, _, _, _ = maker._basis
+    core_rows, rows = path.worker.streams.core_rows_of(sending)
+    prompt_lens = path.worker.columns.prompt_lens
     numbers = np.zeros(1), np.zeros(2, np.int64), np.zeros(1), np.zeros(3, np.int64)
-    order = np.argsort(rows)
+    order, no_rows = np.argsort(rows), np.zeros(0, np.int64)
 
     def made(**other: Any) -> object:
         given: dict[str, Any] = {
@@ -236,8 +291,8 @@ def test_what_a_relay_cannot_be_made_of() -> None:
             "loops": loops,
             "pages": pages,
             "table": path.worker.columns.tokens.table,
-            "core_rows": core_rows,
-            "rows": (rows, order, np.zeros(0, np.int64)),
+            "core_rows": pack_u32(core_rows),
+            "rows": (rows, order, no_rows, prompt_lens),
             "report": connection.send,
             "deliver": connection.send,
             "receipt": [],
@@ -247,6 +302,7 @@ def test_what_a_relay_cannot_be_made_of() -> None:
             "may_owe": 7,
             "connection": connection,
             "logprobs": (0, None, 16),
+            "budget": (32, 12, 2**20),
             **other,
         }
         return step_relay.StepRelay(*given.values())
@@ -257,11 +313,14 @@ def test_what_a_relay_cannot_be_made_of() -> None:
         {"loops": pages},
         {"receipt": ()},
         {"core_rows": pack_u32([1])},
-        {"rows": (rows, np.zeros(2, np.int64), np.zeros(0, np.int64))},
-        {"rows": (np.repeat(rows[:1], 2), order, np.zeros(0, np.int64))},
-        {"rows": (rows + 10**6, order, np.zeros(0, np.int64))},
-        {"rows": (rows, order, np.array([10**6]))},
-        {"rows": (rows, order - 1, np.zeros(0, np.int64))},
+        {"core_rows": pack_u32([core_rows[0]] * 2)},
+        {"core_rows": pack_u32([core_rows[0], 2**32 - 1])},
+        {"rows": (rows, np.zeros(2, np.int64), no_rows, prompt_lens)},
+        {"rows": (np.repeat(rows[:1], 2), order, no_rows, prompt_lens)},
+        {"rows": (rows + 10**6, order, no_rows, prompt_lens)},
+        {"rows": (rows, order, np.array([10**6]), prompt_lens)},
+        {"rows": (rows, order - 1, no_rows, prompt_lens)},
+        {"rows": (rows, order, no_rows, prompt_lens[1:])},
         {"numbers": (*numbers[:3], np.zeros(2, np.int64))},
         {"logprobs": (2, None, 16)},
         {"logprobs": (-1, [], 16)},

@@ -35,6 +35,7 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.step.plan import Logprobs, ModelInfo, Runner
+from slipstream_ipc.history.pages import spans
 from slipstream_ipc.messages import ModelCard, Render, Rendered, SamplingParams
 from slipstream_ipc.worker_deal import worker_address
 from slipstream_lab.common.memory_wire import MemoryConnection, MemoryNetwork
@@ -78,21 +79,22 @@ class OutputPath:
         *,
         is_together: bool = False,
         num_workers: int = 1,
-        tokens_per_row: int = 1,
+        tokens_per_row: tuple[int, int] = (1, 1),
     ) -> None:
         """params: of every request except for its seed. watch: collects the CPU time of each stage.
         is_together: one reader reads all streams, through `group`. num_workers: that make text.
-        tokens_per_row: that a step gives to each request.
+        tokens_per_row: the least and the most that a step gives to each request, drawn evenly.
         """
         prompt_len = workload.prompts.shape[1]
         self._num_tokens: int = workload.outputs.shape[1]
         self._tokens_per_row = tokens_per_row
+        self._random = np.random.default_rng(0)
         assert params.max_tokens == self._num_tokens
         self._outputs = workload.outputs[:batch]
         self._values, self._candidates = workload.logprobs[:batch], workload.candidates[:batch]
         self._wants_logprobs = params.logprobs is not None
         self._watch = watch
-        self._at = 0  # tokens that every request has
+        self._at = np.zeros(batch, np.int64)  # tokens that each request has
         self._sent: list[tuple[MemoryConnection, bytes]] = []  # by whom, and what
         self._awake: set[int] = set()  # workers to which something was sent since their last turn
         # containers that each stage leaves to the collector while all requests run: without the
@@ -134,7 +136,7 @@ class OutputPath:
     @property
     def is_done(self) -> bool:
         """Whether every token has been generated."""
-        return self._at >= self._num_tokens
+        return bool((self._at >= self._num_tokens).all())
 
     @property
     def messages(self) -> list[Sent]:
@@ -156,11 +158,11 @@ class OutputPath:
         assert plan is not None
         assert plan.samples.all()
         requests = plan.seeds
-        num = min(self._tokens_per_row, self._num_tokens - self._at)
-        ids = self._outputs[requests, self._at : self._at + num].ravel()
-        counts = None if num == 1 else np.full(len(requests), num)
-        self._at += num
-        logprobs = self._made_up(np.repeat(requests, num), ids) if self._wants_logprobs else None
+        ids, counts = self._next_ids(requests)
+        logprobs = None
+        if self._wants_logprobs:
+            of_token = requests if counts is None else np.repeat(requests, counts)
+            logprobs = self._made_up(of_token, ids)
         now = time.monotonic()
 
         watch.start()
@@ -185,10 +187,10 @@ class OutputPath:
         self._core.handler.receive(time.monotonic(), self._arrived)
         self._watch.lap("reports")
         self._network.clear_arrived()
-        num_left = self._num_tokens - self._at
-        if self._at <= self._tokens_per_row:
+        most = self._tokens_per_row[1]
+        if (self._at <= most).all():
             self._watch.num_tracked.clear()
-        elif 0 < num_left <= self._tokens_per_row:
+        elif (self._at < self._num_tokens - most).all():
             self.num_tracked = self._watch.num_tracked.copy()
 
     def check_whole(self) -> None:
@@ -206,6 +208,22 @@ class OutputPath:
         for worker in self._workers:
             worker.close()
         self._core.close()
+
+    def _next_ids(
+        self, requests: np.ndarray[Any, Any]
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+        """What the device would sample for these requests: ids row by row, and how many of each;
+        None: one.
+        """
+        least, most = self._tokens_per_row
+        begins = self._at[requests]
+        if most == 1:
+            self._at[requests] += 1
+            return self._outputs[requests, begins], None
+        counts = self._random.integers(least, most + 1, len(requests))
+        counts = np.minimum(counts, self._num_tokens - begins)
+        self._at[requests] += counts
+        return self._outputs[np.repeat(requests, counts), spans(begins, counts)], counts
 
     def _made_up(self, requests: np.ndarray[Any, Any], ids: np.ndarray[Any, Any]) -> Logprobs:
         candidates = self._candidates[requests]

@@ -18,7 +18,15 @@ from slipstream.cli.options.parser import Parser
 from slipstream.demo_model import MODEL_PATH
 from slipstream.errors import wrong_option
 from slipstream_bench.common.measures import Row
-from slipstream_bench.common.options import Option, add, fill_in, integer, many, name_of
+from slipstream_bench.common.options import (
+    Option,
+    OptionType,
+    add,
+    fill_in,
+    integer,
+    many,
+    name_of,
+)
 from slipstream_bench.common.pictures import lines_in_panels
 from slipstream_bench.common.provenance import package_version
 from slipstream_bench.common.report import (
@@ -85,12 +93,26 @@ candidate's text. Ratio: the peer's us_per_token over ours."""
 _ALONE: Row = {"workers": None, "tokens": None}  # a peer has neither
 _NOT_DRAWN = ("streams", "async_for")  # ways of reading
 
+
+def _span(text: str) -> tuple[int, int]:
+    least, _, most = text.partition("-")
+    return int(least), int(most or least)
+
+
+def _is_span(span: tuple[int, int]) -> bool:
+    return 1 <= span[0] <= span[1] <= 17
+
+
 _OPTIONS = (
     Option("batches", many(integer(1)), "requests at a time", (1, 32, 256, 1024), (1, 256)),
     Option("variants", many(name_of(VARIANTS)), "", VARIANTS),
     Option("steps", integer(2), "of a run", 128, 64),
     Option("output_workers", many(integer(1, 64)), "processes that make text", (1,)),
-    Option("tokens_per_row", many(integer(1, 17)), "tokens that a step gives to a row", (1,)),
+    Option(
+        "tokens_per_row",
+        many(OptionType(_span, _is_span, "numbers in [1, 17], or spans like 2-5", "N")),
+        "tokens that a step gives to a row, 2-5: drawn; default: 1",
+    ),
 )
 _PEERS = (
     Option("against", many(name_of(PEERS)), f"any of {','.join(PEERS)}"),
@@ -106,7 +128,7 @@ class OutputPathPlan:
     variants: tuple[Variant, ...]
     steps: int
     output_workers: tuple[int, ...]
-    tokens_per_row: tuple[int, ...]
+    tokens_per_row: tuple[tuple[int, int], ...]
     runs: int
     tokenizer: Path  # path of a tokenizer.json
     pythons: dict[Peer, str]
@@ -143,6 +165,7 @@ def checked(arguments: argparse.Namespace) -> OutputPathPlan:
         for peer in PEERS
         if peer in (arguments.against or ())
     }
+    values["tokens_per_row"] = values["tokens_per_row"] or ((1, 1),)
     return OutputPathPlan(
         **values, runs=arguments.runs, tokenizer=tokenizer.absolute(), pythons=pythons
     )
@@ -242,7 +265,7 @@ def _measured(setting: PathSetting, plan: OutputPathPlan, workload: Path) -> lis
         for load in loads
         for read in READS
         for number, tokens in product(plan.output_workers, plan.tokens_per_row)
-        if number == tokens == 1 or read == "columns"
+        if (number, tokens) == (1, (1, 1)) or read == "columns"
     ]
     rows: list[Row] = []
     for _ in range(plan.runs):

@@ -52,7 +52,7 @@ def measure(
     variant: Variant,
     read: Read,
     num_workers: int = 1,
-    tokens_per_row: int = 1,
+    tokens_per_row: tuple[int, int] = (1, 1),
 ) -> Row:
     """One run."""
     collections = CollectionWatch()
@@ -72,7 +72,7 @@ def measure(
         "variant": variant,
         "read": read,
         "workers": num_workers,
-        "tokens": tokens_per_row,
+        "tokens": name_of_span(tokens_per_row),
         "us_per_token": round(sum(stages.values()), 4),
         **{f"{stage}_us": round(us, 4) for stage, us in stages.items()},
         "wire_us": round(wire / num_tokens, 4),
@@ -86,8 +86,14 @@ def measure(
             f"gc_gen{generation}": number
             for generation, number in enumerate(collections.num_collections)
         },
-        **_by_process(path.num_tracked, -(-steps // tokens_per_row) - 2),
+        **_by_process(path.num_tracked, 2 * steps // sum(tokens_per_row) - 2),
     }
+
+
+def name_of_span(tokens_per_row: tuple[int, int]) -> int | str:
+    """As the option has it: `2` or `2-5`."""
+    least, most = tokens_per_row
+    return least if least == most else f"{least}-{most}"
 
 
 def _beside_floor(messages: Sequence[Sent]) -> tuple[float, float]:
@@ -138,7 +144,7 @@ def _run_path(
     watch: Stopwatch,
     collections: CollectionWatch,
     num_workers: int = 1,
-    tokens_per_row: int = 1,
+    tokens_per_row: tuple[int, int] = (1, 1),
 ) -> tuple[OutputPath, int]:
     """The path, run to its end and closed, and the number of deltas read."""
     gc.collect()

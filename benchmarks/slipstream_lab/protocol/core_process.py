@@ -45,7 +45,7 @@ def main() -> int:
         return core
 
     # steps pass the codec, which writes them in its own way and counts them
-    with patch.object(WorkerSender, "_plain_sender", lambda *_, **__: None):
+    with patch.object(WorkerSender, "_send_step", lambda *_: False):
         return run_core(stop, assemble, lambda: codec.sent, config.record)
 
 

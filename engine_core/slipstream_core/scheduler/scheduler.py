@@ -48,11 +48,12 @@ from slipstream_core.scheduler.request_table import (
     SlotTable,
 )
 from slipstream_core.scheduler.running_set import RunningSet
+from slipstream_core.scheduler.span_completer import SpanCompleter
 from slipstream_core.scheduler.step_builder import PlanBuilder, TokenColumns, token_columns
 from slipstream_core.scheduler.suspects import SuspectQueue
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.step.plan import StepPlan
-from slipstream_ipc.history.pages import PAGE_LEN
+from slipstream_ipc.history.pages import PAGE_LEN, spans
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 
@@ -123,6 +124,7 @@ class Scheduler:
         self._builder = PlanBuilder(self._requests, tokens)
         self._batch: DecodeBatch | None = None  # while the same requests decode, one token each
         self._streak = DecodeStreak()  # of the rows sampled last
+        self._completer = SpanCompleter(self._requests, tokens)
         self._has_states = cache.has_states
         self._step = 0
 
@@ -353,18 +355,34 @@ class Scheduler:
         requests = self._requests
         self._end_batch()
         self._streak.end()
-        alive = requests.generation.take(record.sampled.array) == record.sampled_generations
-        rows, firsts = record.sampled.array[alive], (np.cumsum(counts) - counts)[alive]
+        row_set, generations, kv_lens = record.sampled, record.sampled_generations, plan.kv_lens
+        if len(kv_lens) != len(row_set):
+            kv_lens = kv_lens[plan.samples]
+        index = np.arange(len(token_ids))
+        firsts = np.cumsum(counts) - counts
+        alive = requests.generation.take(row_set.array) == generations
+        if not alive.all():
+            firsts, counts = firsts[alive], counts[alive]
+            row_set, generations = RowSet(row_set.array[alive]), generations[alive]
+            kv_lens = kv_lens[alive]
+            index = spans(firsts, counts)
+        if not (record.is_suspect or self._reasoning or self._has_states):
+            ids, has_later = token_ids[index].astype(_UINT32), len(self._in_flight) > 0
+            if self._completer.complete(
+                row_set, generations, kv_lens, counts, ids, has_later=has_later
+            ):
+                return Sampled(row_set, ids, index, _NO_ROWS, counts)
+        rows, several = row_set.array, counts > 1
         most = np.minimum(requests.limit.take(rows), requests.logprob_limit.take(rows))
-        lengths, several = self._tokens.lengths(rows), counts[alive] > 1
-        counts = np.minimum(counts[alive], most - lengths)
+        lengths = self._tokens.lengths(rows)
+        counts = np.minimum(counts, most - lengths)
         masked_from = requests.masked_from.take(rows)
         for at in np.flatnonzero(requests.may_need_mask.take(rows)).tolist():
             ids = token_ids[firsts[at] : firsts[at] + counts[at]].tolist()
             counts[at] = self._reasoning.take(int(rows[at]), ids, int(lengths[at]))
-        index = np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
+        index = spans(firsts, counts)
         ids = token_ids[index].astype(np.uint32)
-        self._tokens.append_spans(rows, counts, ids)
+        self._tokens.append_spans(row_set, counts, ids)
         if record.is_suspect:
             self._suspects.end(rows)
         lengths = self._tokens.lengths(rows)
@@ -378,7 +396,7 @@ class Scheduler:
             requests.begin_generation(rows[several])
             requests.known[rows[several]] = lengths[several]
             runs = several & (requests.slot[rows] != NO_SLOT)
-            computed = plan.kv_lens[plan.samples][alive][runs]
+            computed = kv_lens[runs]
             ahead = rows[runs][requests.computed[rows[runs]] > computed]
             requests.computed[rows[runs]] = computed
             for row in ahead.tolist() if self._has_states else ():
@@ -386,7 +404,7 @@ class Scheduler:
         ended = rows[lengths >= requests.limit.take(rows)]
         if len(ended):
             self._remove(ended)
-        return Sampled(RowSet(rows), ids, index, ended, counts)
+        return Sampled(row_set, ids, index, ended, counts)
 
     def fail(self, plan: StepPlan) -> Int64s:
         """Answer the oldest plan, whose step failed; returns the rows at fault, removed already.

@@ -328,7 +328,6 @@ class WorkerHandler:
                 self._logprobs,
                 self._cursors,
                 self._possible_ends,
-                number=len(self._senders),
             )
             self._senders[session.identity] = sender
         self._pending.drop_of(session.identity)

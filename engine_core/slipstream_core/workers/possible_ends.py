@@ -69,21 +69,21 @@ class PossibleEnds(RowTable):
                 del num_rows_of[token_id]
                 self._is_stop_id[token_id] = False
 
-    def marks_of(self, rows: RowSet) -> tuple[bool, Bools]:
-        """Return True if any token may end a stream of `rows`, and the ids that may end any stream,
-        bool [number of ids], as they are until a stream is added.
+    @property
+    def columns(self) -> tuple[Bools, Bools]:
+        """By row, whether any token may end its stream; by id, whether it may end any. They are so
+        until a stream is added.
         """
-        if rows.version != self._asked[0].version:
-            self._asked = rows, bool(self._by_any.take(rows.array).any())
-        return self._asked[1], self._is_stop_id
+        return self._by_any, self._is_stop_id
 
     def are_among(self, rows: RowSet, counts: Int64s | None, token_ids: UInt32s) -> bool:
         """True if any of these tokens, `counts[i]` (None: one) of each row, may end its stream."""
-        by_any, marks = self.marks_of(rows)
-        if by_any:
+        if rows.version != self._asked[0].version:
+            self._asked = rows, bool(self._by_any.take(rows.array).any())
+        if self._asked[1]:
             return True
         # one look at each token, whichever rows share the step (decision 011)
-        if not self._num_rows_of or not has_marked(marks, token_ids):
+        if not self._num_rows_of or not has_marked(self._is_stop_id, token_ids):
             return False
         of_token = rows.array if counts is None else np.repeat(rows.array, counts)
         return any(

@@ -9,10 +9,8 @@
 - Kept answers for a worker that lacks them yield to both, and leave one message a turn.
 - A turn sends a bounded number of messages, so that catching up on many streams does not hold up
   running steps.
-- In the common case all that is new is one token for each row of the last step. Its row set is then
-  passed to the histories as it is, and nothing is looked up; where it equals the set of the step
-  before, the cursors look nothing up either. The steps after that are sent by a `PlainStepSender`,
-  which is set aside by whatever else is to be sent, and leaves a streak that is over.
+- In the common case all that is new is what the last step gave its rows. That is sent by a
+  `StepSender`, where nothing else is to be sent.
 """
 
 from __future__ import annotations
@@ -23,20 +21,20 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.workers.plain_step import (
-    AWAITED,
-    RECEIPTS,
-    PlainStepSender,
-)
 from slipstream_core.workers.possible_ends import PossibleEnds
 from slipstream_core.workers.report_reader import (
     ReportReader,
     report_reader,
 )
+from slipstream_core.workers.step_sender import (
+    AWAITED,
+    RECEIPTS,
+    SentRows,
+    StepSender,
+)
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.cursors import Cursors, Portion
 from slipstream_ipc.history.logprob_log import LogprobLog
-from slipstream_ipc.history.streak import Streak
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import (
     KEPT_ENTRY_BYTES,
@@ -45,6 +43,7 @@ from slipstream_ipc.messages import (
     CoreToWorker,
     Kept,
     KeptEntry,
+    LogprobColumns,
     Step,
     WorkerToCore,
 )
@@ -54,9 +53,8 @@ from slipstream_ipc.transport.link import WINDOW
 from slipstream_ipc.transport.local_socket import LocalConnection
 from slipstream_ipc.transport.router import Router, Session
 
-# None for a state, which needs no receipt because every attach sends it anew; a streak for a
-# message that is counted there alone
-Receipt = Portion | Streak | None
+# None for a state, which needs no receipt because every attach sends it anew
+Receipt = Portion | SentRows | None
 CoreAcceptor = Router[CoreToWorker, WorkerToCore, Receipt]
 
 _U32 = np.dtype("<u4")  # of columns
@@ -78,19 +76,14 @@ class WorkerSender:
         logprobs: LogprobLog,
         cursors: Cursors,
         possible_ends: PossibleEnds,
-        *,
-        number: int = 0,
     ) -> None:
-        """`cursors` and `possible_ends` are shared by all senders: a row has one owner.
-
-        number: the sender's own among them.
-        """
-        self._number = number
+        """`cursors` and `possible_ends` are shared by all senders: a row has one owner."""
         self._acceptor = acceptor
         self._tokens = tokens
         self._logprobs = logprobs
         self._session: Session[Receipt] | None = None
-        self._plain: PlainStepSender | None = None  # while nothing but its steps is to be sent
+        # sends steps, while the columns that it works on last
+        self._step_sender: StepSender | None = None
         self._messages: deque[CoreToWorker] = deque()
         self._num_firm = 0  # of these, states that no token may pass
         self._num_queued = np.zeros(64, np.int64)  # of these, Admitted of each row
@@ -99,7 +92,8 @@ class WorkerSender:
         self._dirty = np.zeros(64, np.bool_)  # [rows] that may have new tokens
         self._is_dirty = False  # whether any row is set
         self._sampled: RowSet | None = None  # rows of the last step, if not yet in `_dirty`
-        self._packed = NO_ROWS, b""  # the rows sent last, and their packed column
+        # rows of the last step, and their list of log-probabilities, see `StepSender`
+        self._deferred: tuple[RowSet, list[LogprobColumns] | None] = NO_ROWS, None
         self._wants_logprobs = False
         self._cursors = cursors
         self._possible_ends = possible_ends
@@ -130,7 +124,7 @@ class WorkerSender:
     def attach(self, session: Session[Receipt], rows: list[int]) -> None:
         """Begin a new session; none of `rows` is sent until `open` gives its position."""
         self._session = session
-        self._plain = None
+        self._step_sender = None
         self._messages.clear()
         self._num_firm = self._num_queued[:] = 0
         self._kept.clear()
@@ -148,13 +142,11 @@ class WorkerSender:
     def enqueue(self, body: CoreToWorker) -> None:
         """Queue a state; dropped where no worker is attached, as the next attach sends it anew."""
         if self.is_attached:
-            self._plain = None
             self._messages.append(body)
             self._count_queued(body, 1)
 
     def replay_kept(self, entries: Sequence[KeptEntry]) -> None:
         """Send these answers, the last ones the worker lacks."""
-        self._plain = None
         part: list[KeptEntry] = []
         num_bytes = 0
         for entry in entries:
@@ -167,6 +159,7 @@ class WorkerSender:
 
     def open(self, row: int, position: int, *, logprobs: bool) -> None:
         """Send `row` from `position` of its history on."""
+        self._step_sender, self._deferred = None, (NO_ROWS, None)
         self._cursors.open(row, position)
         if row >= len(self._dirty):
             self._dirty = np.pad(self._dirty, (0, max(row + 1 - len(self._dirty), row)))
@@ -175,6 +168,7 @@ class WorkerSender:
 
     def close(self, row: int) -> None:
         """Send nothing more of `row`."""
+        self._deferred = NO_ROWS, None
         self._last_states.pop(row, None)
         if self._cursors.is_open(row):
             self._cursors.close(row)
@@ -183,7 +177,6 @@ class WorkerSender:
         """Send what is left of `row`'s history, then `state`, then nothing more of `row`; the
         history gets nothing more. An attach drops `state`.
         """
-        self._plain = None
         self._last_states[row] = state
         self._close_sent_rows()
 
@@ -211,82 +204,57 @@ class WorkerSender:
         session = self._session
         if session is None or not session.is_open:
             return False
-        if self._plain is not None:
-            found = self._plain.send(self._sampled, self.completed_step)
-            if found:
-                self._sampled = None
-                self.sent_step = self.completed_step
-                if found & AWAITED:
-                    self._note_all_sent(self.completed_step, is_awaited=True)
-                if found & RECEIPTS:
-                    self._acknowledge(session.link.take_receipts())
-                return False
+        if self._send_step(session):
+            return False
         link = session.link
         receipts = link.take_receipts() if link.has_receipts else ()
-        is_more = False
-        if not self._publish_next(session):
-            is_more = self._has_news() and self._publish_some(session)
+        is_more = self._has_news() and self._publish_some(session)
         if receipts:
             self._acknowledge(receipts)  # after sending, which is urgent
         return is_more
 
-    def _publish_next(self, session: Session[Receipt]) -> bool:
-        """Send one token of each row of the last step, if that is all there is to be sent and
-        continues a streak; return True if that was done.
+    def _send_step(self, session: Session[Receipt]) -> bool:
+        """Send what the last step gave its rows in C, if that is all there is to be sent; return
+        True if that was done.
         """
         rows = self._sampled
         if rows is None or self._is_dirty or self._messages or self._kept or self._last_states:
             return False
-        if not rows.array.size or not session.link.has_credit:
+        if self._step_sender is None:
+            self._step_sender = self._new_step_sender(session)
+        if self._step_sender is None or self._is_rest_awaited:
             return False
-        width = self._logprobs.shared_width(rows) if self._wants_logprobs else 0
-        logprobs = None
-        if width != 0:
-            logprobs = self._logprobs.last(rows, self._tokens.length(rows.array.item(0)))
-            if logprobs is None:
+        deferred = None
+        if self._wants_logprobs:
+            if rows is not self._deferred[0]:
+                self._deferred = rows, self._logprobs.deferred_of(rows)
+            deferred = self._deferred[1]
+            if deferred is None and self._logprobs.shared_width(rows) != 0:
                 return False
-        budget = _LOGPROB_TOKEN_BUDGET if self._wants_logprobs else _TOKEN_BUDGET
-        portion = self._cursors.next_in_streak(rows, budget, self._number)
-        if portion is None:
+        found = self._step_sender.send(rows, self.completed_step, deferred)
+        if not found:
+            # made anew behind the next step: the columns may have grown
+            self._step_sender = None
             return False
         self._sampled = None
-        step, token_ids = self.completed_step, self._tokens.last(rows)
-        is_awaited = self._is_rest_awaited or self._possible_ends.are_among(rows, None, token_ids)
-        if self._packed[0].version != rows.version:
-            self._packed = rows, pack_u32(rows.array)
-        ids = token_ids.astype(_U32, copy=False).tobytes()
-        message = Step(step, self._packed[1], ids, b"", b"", logprobs, is_awaited)
-        if not self._acceptor.send(session, message, portion):
-            self._put_back(portion, rows)
-            return True
-        self._note_all_sent(step, is_awaited=is_awaited)
-        if self._plain is None or self._plain.streak is not portion.streak:
-            self._plain = self._plain_sender(session, portion, has_logprobs=logprobs is not None)
+        self._note_all_sent(self.completed_step, is_awaited=bool(found & AWAITED))
+        if found & RECEIPTS:
+            self._acknowledge(session.link.take_receipts())
         return True
 
-    def _plain_sender(
-        self, session: Session[Receipt], portion: Portion, *, has_logprobs: bool
-    ) -> PlainStepSender | None:
-        """A sender of the steps that continue a streak of which `portion` was sent; None if there
-        is none.
-        """
-        rows, streak, route = portion.rows, portion.streak, session.route
-        if streak is None or not isinstance(route, LocalConnection):
+    def _new_step_sender(self, session: Session[Receipt]) -> StepSender | None:
+        """A sender of steps over the session's link; None if that is no local one."""
+        route = session.route
+        if not isinstance(route, LocalConnection):
             return None
-        deferred = self._logprobs.deferred_of(rows) if has_logprobs else None
-        if has_logprobs and deferred is None:
-            return None
-        by_any, marks = self._possible_ends.marks_of(rows)
-        return PlainStepSender(
+        return StepSender(
             session.link,
-            streak,
+            self._cursors,
+            self._cursors.columns,
             self._tokens,
-            rows,
-            self._packed[1],
             route.send,
-            by_any,
-            marks,
-            deferred,
+            self._possible_ends.columns,
+            _LOGPROB_TOKEN_BUDGET if self._wants_logprobs else _TOKEN_BUDGET,
         )
 
     def take_acknowledgements(self) -> bool:
@@ -297,10 +265,13 @@ class WorkerSender:
 
     def _acknowledge(self, receipts: Sequence[Receipt]) -> None:
         for receipt in receipts:
-            if isinstance(receipt, Streak):
-                self._cursors.acknowledge_next(receipt)
-            elif receipt is not None:
+            if isinstance(receipt, Portion):
                 self._cursors.acknowledge(receipt)
+            elif receipt is not None:
+                rows, ends = (
+                    np.frombuffer(each, np.int64) for each in (receipt.rows, receipt.ends)
+                )
+                self._cursors.acknowledge_ends(rows, ends, receipt.life)
 
     def _has_news(self) -> bool:
         has_tokens = self._sampled is not None or self._is_dirty
@@ -358,17 +329,6 @@ class WorkerSender:
     def _publish_tokens(self, session: Session[Receipt]) -> bool:
         """Send one message of tokens; return True if there are more that could be sent now."""
         budget = _LOGPROB_TOKEN_BUDGET if self._wants_logprobs else _TOKEN_BUDGET
-        if not self._is_dirty and not self._messages:
-            rows = self._sampled
-            if rows is None:
-                return False
-            portion = None
-            if not (self._wants_logprobs and self._logprobs.has_wide):
-                portion = self._cursors.next_in_streak(rows, budget, self._number)
-            if portion is not None:
-                self._sampled = None
-                self._send(session, portion, rows, is_all=True)
-                return False
         rows = self._take_dirty()
         if not len(rows):
             return False
@@ -381,7 +341,7 @@ class WorkerSender:
             rows, budget, has_others = self._of_one_kind(rows)
         has_others |= has_queued
         lengths = self._tokens.lengths(rows)
-        portion = self._cursors.next_portion(rows, lengths, budget, self._number)
+        portion = self._cursors.next_portion(rows, lengths, budget)
         is_all = portion.is_all and not has_others
         if len(portion.rows) and not self._send(session, portion, rows, is_all=is_all):
             return False
@@ -451,7 +411,6 @@ class WorkerSender:
         self._mark_dirty(rows.array)
 
     def _mark_dirty(self, rows: npt.NDArray[np.int64]) -> None:
-        self._plain = None
         self._dirty[rows] = self._is_dirty = True
 
     def _take_dirty(self) -> RowSet:
@@ -466,8 +425,7 @@ class WorkerSender:
 
     def _message(self, step: int, portion: Portion) -> Step:
         rows = portion.rows
-        # of a streak, no message has anything else
-        counts = None if portion.streak is not None or portion.is_one_each else portion.counts
+        counts = None if portion.is_one_each else portion.counts
         if counts is None and portion.is_all:
             token_ids = self._tokens.last(rows)
         else:
@@ -476,11 +434,9 @@ class WorkerSender:
         if self._wants_logprobs:
             logprobs = self._logprobs.columns(rows, portion.starts, counts)
         is_awaited = self._is_rest_awaited or self._possible_ends.are_among(rows, counts, token_ids)
-        if self._packed[0].version != rows.version:
-            self._packed = rows, pack_u32(rows.array)
         return Step(
             step,
-            self._packed[1],
+            pack_u32(rows.array),
             token_ids.astype(_U32, copy=False).tobytes(),
             b"" if counts is None else pack_u32(counts),
             b"" if counts is None else pack_u32(portion.starts),

@@ -27,7 +27,9 @@ from slipstream_ipc.row_set import NO_ROWS, Rows, RowSet, array_of
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
 
-_NO_VALUES: UInt32s = np.empty(0, np.uint32)
+Latest = tuple[RowSet, UInt32s, Int64s | None]
+
+_NOTHING: Latest = NO_ROWS, np.empty(0, np.uint32), None
 
 
 def history_digest(token_ids: npt.NDArray[np.uint32]) -> int:
@@ -51,8 +53,9 @@ class TokenLog:
         self.table = PageTable(rows)
         self.pool = Pool(np.uint32)
         self._pages: TokenPages | None = None  # of table and pool, made when needed
-        # what `append` brought last, while its rows have nothing newer; modules of C look here, too
-        self.latest: tuple[RowSet, UInt32s] = NO_ROWS, _NO_VALUES
+        # what was appended last, with the counts of spans, while its rows have nothing newer;
+        # modules of C look here, too
+        self.latest: Latest = _NOTHING
 
     @property
     def num_pages_used(self) -> int:
@@ -64,7 +67,7 @@ class TokenLog:
         """The columns as C sees them, by which they may be appended to as well, until they have to
         grow; None while nothing was appended or read since they did.
         """
-        self.latest = NO_ROWS, _NO_VALUES
+        self.latest = _NOTHING
         return self._pages
 
     def lengths(self, rows: Rows) -> Int64s:
@@ -77,13 +80,13 @@ class TokenLog:
 
     def open(self, row: int) -> None:
         """Make `row` an empty history."""
-        self.latest = NO_ROWS, _NO_VALUES
+        self.latest = _NOTHING
         self._leave_pages()
         self.table.open(row)
 
     def drop(self, row: int) -> None:
         """Free all that `row` holds. Dropping an empty row does nothing."""
-        self.latest = NO_ROWS, _NO_VALUES
+        self.latest = _NOTHING
         self.table.drop(row)
 
     def append(self, rows: RowSet, values: UInt32s) -> None:
@@ -91,15 +94,9 @@ class TokenLog:
 
         The values, [n], are kept as they are and must not be written to afterwards.
         """
-        self.latest = rows, values
-        table = self.table
-        pages = self._pages or self._new_pages()
-        num_free = pages.append(rows.array, values, table.num_free)
-        if num_free >= 0:
-            table.num_free = num_free
-            return
-        self._leave_pages()  # the columns have to grow
-        self._write(table.append(rows.array), values)
+        self.latest = rows, values, None
+        if not self._append_natively(rows.array, values, None):
+            self._write(self.table.append(rows.array), values)
 
     def appender(self, rows: RowSet) -> RowAppender:
         """Appends to these rows, all different, until the columns have to grow."""
@@ -107,22 +104,24 @@ class TokenLog:
 
     def last(self, rows: Rows) -> UInt32s:
         """The last position of each of `rows`, [n]. Raises: IndexError for an empty row."""
-        if isinstance(rows, RowSet) and rows.version == self.latest[0].version:
-            return self.latest[1]
+        latest, values, counts = self.latest
+        if isinstance(rows, RowSet) and rows.version == latest.version and counts is None:
+            return values
         some = array_of(rows)
         found = np.empty(len(some), np.uint32)
         pages = self._pages or self._new_pages()
         pages.last(found, some)
         return found
 
-    def append_spans(self, rows: Int64s, counts: Int64s, values: npt.NDArray[Any]) -> None:
+    def append_spans(self, rows: Rows, counts: Int64s, values: npt.NDArray[Any]) -> None:
         """Append `counts[i]` positions to each of `rows`, all different.
 
-        values: [sum(counts)], row by row.
+        values: [sum(counts)], row by row. With a set they are kept as `append` does.
         """
-        self.latest = NO_ROWS, _NO_VALUES
-        self._leave_pages()
-        self._write(self.table.append_spans(rows, counts), values)
+        some, values = array_of(rows), np.asarray(values, np.uint32)
+        self.latest = (rows, values, counts) if isinstance(rows, RowSet) else _NOTHING
+        if not self._append_natively(some, values, counts):
+            self._write(self.table.append_spans(some, counts), values)
 
     def extend(self, row: int, values: npt.NDArray[Any]) -> None:
         """Append many positions to one row; values [n]."""
@@ -143,6 +142,16 @@ class TokenLog:
         pages = self._pages or self._new_pages()
         pages.gather(found, some, starts, counts)
         return found
+
+    def _append_natively(self, rows: Int64s, values: UInt32s, counts: Int64s | None) -> bool:
+        """Append in C; False, without effect, if the columns have to grow."""
+        pages = self._pages or self._new_pages()
+        num_free = pages.append(rows, values, self.table.num_free, counts)
+        if num_free >= 0:
+            self.table.num_free = num_free
+            return True
+        self._leave_pages()
+        return False
 
     def _new_pages(self) -> TokenPages:
         table = self.table

@@ -6,6 +6,7 @@
  */
 #include "module.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -87,39 +88,56 @@ static void release(Py_buffer *views, int num)
             PyBuffer_Release(&views[at]);
 }
 
-/* append(rows, values, num_free) -> the pages then left in `free`
+/* The values that spans of these sizes have; -1: none can have them. */
+static Py_ssize_t total_of(const Py_buffer *counts)
+{
+    const int64_t *sizes = counts->buf;
+    Py_ssize_t total = 0;
+    for (Py_ssize_t at = 0; at < counts->len / (Py_ssize_t)sizeof(int64_t); at++) {
+        if (sizes[at] < 0 || sizes[at] > PY_SSIZE_T_MAX / 8 - total)
+            return -1;
+        total += sizes[at];
+    }
+    return total;
+}
+
+/* append(rows, values, num_free, counts) -> the pages then left in `free`
  *
- * -1 and no effect where pages, tables or pool have to grow first, or a row comes twice.
+ * counts: values of each row; None: one. -1 and no effect where pages, tables or pool have to grow
+ * first, or a row comes twice.
  */
 static PyObject *append(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
 {
     const TokenPages *self = (TokenPages *)object;
-    Py_buffer views[2] = {{0}};
+    Py_buffer views[3] = {{0}};
     Py_ssize_t left = -1;
-    if (num_args != 3) {
-        PyErr_SetString(PyExc_TypeError, "append: expected 3 arguments");
+    if (num_args != 4) {
+        PyErr_SetString(PyExc_TypeError, "append: expected 4 arguments");
         return NULL;
     }
     const Py_ssize_t num_free = PyLong_AsSsize_t(args[2]);
+    const bool has_counts = args[3] != Py_None;
     if ((num_free == -1 && PyErr_Occurred()) ||
         open_column(args[0], &views[0], sizeof(int64_t), PyBUF_SIMPLE) < 0 ||
-        open_column(args[1], &views[1], sizeof(uint32_t), PyBUF_SIMPLE) < 0)
+        open_column(args[1], &views[1], sizeof(uint32_t), PyBUF_SIMPLE) < 0 ||
+        (has_counts && open_column(args[3], &views[2], sizeof(int64_t), PyBUF_SIMPLE) < 0))
         goto done;
     const int64_t *rows = views[0].buf;
-    const uint32_t *values = views[1].buf;
     const Py_ssize_t num = views[0].len / (Py_ssize_t)sizeof(int64_t);
-    if (views[1].len != num * (Py_ssize_t)sizeof(uint32_t) || num_free < 0 ||
+    const Py_ssize_t total = has_counts ? total_of(&views[2]) : num;
+    if ((has_counts && views[2].len != views[0].len) ||
+        views[1].len / (Py_ssize_t)sizeof(uint32_t) != total || num_free < 0 ||
         num_free > self->num_stack) {
         PyErr_SetString(PyExc_ValueError, "append: columns of different lengths");
         goto done;
     }
     Py_ssize_t stopped = 0;
-    left = append_values(self, rows, values, num, num_free, &stopped);
+    left = append_spans(self, rows, views[2].buf, views[1].buf, num, num_free, &stopped);
     if (left < 0 && (rows[stopped] < 0 || rows[stopped] >= self->num_rows))
         PyErr_Format(PyExc_IndexError, "row %lld of %zd", (long long)rows[stopped],
                      self->num_rows);
 done:
-    release(views, 2);
+    release(views, 3);
     return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(left);
 }
 
@@ -328,7 +346,7 @@ static int set_num_free(PyObject *table, Py_ssize_t num)
 
 static int set_latest(const RowAppender *self, PyObject *values)
 {
-    PyObject *latest = PyTuple_Pack(2, self->rows, values);
+    PyObject *latest = PyTuple_Pack(3, self->rows, values, Py_None);
     const int failed = latest == NULL || PyObject_SetAttr(self->log, latest_name, latest) < 0;
     Py_XDECREF(latest);
     return failed ? -1 : 0;
@@ -354,7 +372,7 @@ static PyObject *append_again(PyObject *object, PyObject *values)
         goto done;
     Py_ssize_t stopped, left = -1;
     if (num_free >= 0 && num_free <= self->pages->num_stack)
-        left = append_values(self->pages, self->view.buf, view.buf, num, num_free, &stopped);
+        left = append_spans(self->pages, self->view.buf, NULL, view.buf, num, num_free, &stopped);
     if (left >= 0 && ((left != num_free && set_num_free(self->table, left) < 0) ||
                       set_latest(self, values) < 0))
         goto done;

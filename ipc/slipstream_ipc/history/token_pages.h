@@ -20,31 +20,36 @@ typedef struct {
     char is_current; /* whether these are the columns of the history */
 } TokenPages;
 
-/* Appends a value to each row; returns how many pages are then left of the `num_free` free ones.
+/* Appends `counts[i]` values (NULL: one) to each row; returns how many pages are then left of the
+ * `num_free` free ones.
  *
  * -1 and no effect where pages, tables or pool have to grow first, or a row comes twice or is none;
- * *stopped is the index of the row that it failed at.
+ * *stopped is the index of the row that it failed at. The values are as many as the counts say.
  */
-static inline Py_ssize_t append_values(const TokenPages *self, const int64_t *rows,
-                                       const uint32_t *values, Py_ssize_t num,
-                                       Py_ssize_t num_free, Py_ssize_t *stopped)
+static inline Py_ssize_t append_spans(const TokenPages *self, const int64_t *rows,
+                                      const int64_t *counts, const uint32_t *values, Py_ssize_t num,
+                                      Py_ssize_t num_free, Py_ssize_t *stopped)
 {
     Py_ssize_t taken = 0, seen = 0;
     for (; seen < num; seen++) {
-        int64_t row = rows[seen];
+        const int64_t row = rows[seen], count = counts == NULL ? 1 : counts[seen];
         if (row < 0 || row >= self->num_rows)
             break;
-        int64_t length = self->lengths[row], first = self->offsets[row];
-        if (length < 0 || length >> PAGE_SHIFT >= self->width)
+        const int64_t length = self->lengths[row], first = self->offsets[row];
+        if (length < 0 || count < 0 || count > self->width * PAGE_LEN - length)
             break;
-        if (length & (PAGE_LEN - 1)) {
-            if (first < -length || first >= self->num_pages * PAGE_LEN - length)
-                break;
-        } else {
-            int64_t page = taken < num_free ? self->free_pages[num_free - ++taken] : -1;
+        if (length & (PAGE_LEN - 1) &&
+            (first < -length || first >= self->num_pages * PAGE_LEN - length))
+            break;
+        const int64_t begun = (length + PAGE_LEN - 1) >> PAGE_SHIFT;
+        int64_t fresh = ((length + count + PAGE_LEN - 1) >> PAGE_SHIFT) - begun;
+        for (; fresh > 0 && taken < num_free; fresh--) {
+            const int64_t page = self->free_pages[num_free - ++taken];
             if (page < 0 || page >= self->num_pages)
                 break;
         }
+        if (fresh > 0)
+            break;
         self->lengths[row] = ~length; /* negative: a row that comes twice is found */
     }
     if (seen < num) {
@@ -55,14 +60,17 @@ static inline Py_ssize_t append_values(const TokenPages *self, const int64_t *ro
     }
     Py_ssize_t left = num_free;
     for (Py_ssize_t at = 0; at < num; at++) {
-        int64_t row = rows[at], length = ~self->lengths[row];
-        if (!(length & (PAGE_LEN - 1))) {
-            int64_t page = self->free_pages[--left], number = length >> PAGE_SHIFT;
-            self->tables[row * self->width + number] = page;
-            self->offsets[row] = (page - number) * PAGE_LEN;
+        const int64_t row = rows[at], begin = ~self->lengths[row];
+        const int64_t end = begin + (counts == NULL ? 1 : counts[at]);
+        for (int64_t length = begin; length < end; length++) {
+            if (!(length & (PAGE_LEN - 1))) {
+                const int64_t page = self->free_pages[--left], number = length >> PAGE_SHIFT;
+                self->tables[row * self->width + number] = page;
+                self->offsets[row] = (page - number) * PAGE_LEN;
+            }
+            self->pool[length + self->offsets[row]] = *values++;
         }
-        self->pool[length + self->offsets[row]] = values[at];
-        self->lengths[row] = length + 1;
+        self->lengths[row] = end;
     }
     return left;
 }

@@ -143,17 +143,15 @@ static inline uint8_t *write_column(uint8_t *at, uint32_t num_bytes)
                                    : write_bytes(at, 0xc6, num_bytes, 4);
 }
 
-static inline uint8_t *write_text(uint8_t *at, const char *text, uint32_t num_bytes)
+/* The header of a text; its bytes follow. */
+static inline uint8_t *write_text_header(uint8_t *at, uint32_t num_bytes)
 {
     if (num_bytes < 32)
-        at = write_bytes(at, (uint8_t)(0xa0 | num_bytes), 0, 0);
-    else if (num_bytes <= UINT8_MAX)
-        at = write_bytes(at, 0xd9, num_bytes, 1);
-    else
-        at = num_bytes <= UINT16_MAX ? write_bytes(at, 0xda, num_bytes, 2)
-                                     : write_bytes(at, 0xdb, num_bytes, 4);
-    memcpy(at, text, num_bytes);
-    return at + num_bytes;
+        return write_bytes(at, (uint8_t)(0xa0 | num_bytes), 0, 0);
+    if (num_bytes <= UINT8_MAX)
+        return write_bytes(at, 0xd9, num_bytes, 1);
+    return num_bytes <= UINT16_MAX ? write_bytes(at, 0xda, num_bytes, 2)
+                                   : write_bytes(at, 0xdb, num_bytes, 4);
 }
 
 static inline uint8_t *write_nil(uint8_t *at) { return write_bytes(at, 0xc0, 0, 0); }

@@ -280,9 +280,9 @@ def _logprobs_of(
     return columns.logprobs.columns(rows, u32(starts).astype(np.int64), several)
 
 
-def most_in_a_message(columns: StreamColumns) -> int:
-    """The number of fast rows with a token each that fit into a message."""
-    return MESSAGE_BUDGET_BYTES // (ENTRY_BYTES + 4 + 8 * columns.max_width + TEXT_BYTES)
+def bytes_of_token(columns: StreamColumns) -> int:
+    """What a token of a fast row is counted as in a message's budget."""
+    return 4 + 8 * columns.max_width + TEXT_BYTES
 
 
 def _fitting(
@@ -292,7 +292,7 @@ def _fitting(
     everything new, or equal shares.
     """
     num = len(rows) // 8
-    token_bytes = 4 + 8 * columns.max_width + TEXT_BYTES
+    token_bytes = bytes_of_token(columns)
     num_tokens = int(u32(counts).sum()) if counts else num
     if ENTRY_BYTES * num + token_bytes * num_tokens <= budget:
         return rows, counts

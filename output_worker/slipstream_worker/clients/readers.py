@@ -185,12 +185,16 @@ class StreamReaders:
     def mark_due(self, worker_rows: Int64s) -> None:
         """Mark the ports of these rows' readers as due: the rows have new tokens."""
         if len(self._clients) <= _FEW_CLIENTS:
-            for port in self._clients.values():
-                port.mark_due()
+            self.mark_all_due()
             return
         for number in np.unique(self._columns.ports.take(worker_rows)).tolist():
             if number in self._by_number:
                 self._by_number[number].mark_due()
+
+    def mark_all_due(self) -> None:
+        """Mark every port as due."""
+        for port in self._clients.values():
+            port.mark_due()
 
     def opened(self, stream: WorkerStream) -> None:
         """A stream has its row, and perhaps tokens: locate the end of its reader's copy."""

@@ -39,7 +39,8 @@ static inline bool is_plain_for(const RowLoops *self, int64_t row, uint32_t toke
     int64_t at = entry_of(self, row, token_id);
     if (at < 0 || !self->is_plain[at])
         return false;
-    if (!((self->low[at] & self->stop_low[row]) | (self->high[at] & self->stop_high[row])))
+    const uint64_t low = self->stop_low[row], high = self->stop_high[row];
+    if (!(low | high) || !((self->low[at] & low) | (self->high[at] & high)))
         return true;
     int64_t set = self->sets[row], id = at - self->firsts[row];
     if (set < 0 || set >= self->num_sets || id >= self->num_ids)

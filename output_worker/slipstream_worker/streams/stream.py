@@ -163,6 +163,7 @@ class WorkerStreamTable:
         self._by_row: dict[int, WorkerStream] = {}
         self._worker_rows: Int64s = np.zeros(64, np.int64)  # by core row; 0: none, or ended
         self._last = _NOTHING  # core rows of the last lookup, and what it returned
+        self.assigned = object()  # another one once any stream gets or loses a core row
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -202,6 +203,13 @@ class WorkerStreamTable:
         known, worker_rows, has_all = self._last
         return (known, worker_rows) if has_all else (b"", NO_ROWS)
 
+    def core_rows_of(self, worker_rows: Int64s) -> tuple[Int64s, Int64s]:
+        """The core rows whose tokens go to any of these worker rows, none of them 0, and the worker
+        row of each.
+        """
+        core_rows = np.flatnonzero(np.isin(self._worker_rows, worker_rows))
+        return core_rows, self._worker_rows[core_rows]
+
     def add(self, stream: WorkerStream) -> None:
         """Add a new stream."""
         assert stream.stream_id not in self._by_id
@@ -231,7 +239,7 @@ class WorkerStreamTable:
         self._by_id.clear()
         self._by_row.clear()
         self._worker_rows[:] = 0
-        self._last = _NOTHING
+        self._last, self.assigned = _NOTHING, object()
 
     def clear_core_rows(self) -> None:
         """Invalidate all core rows: after an attach the core assigns new ones."""
@@ -251,4 +259,4 @@ class WorkerStreamTable:
 
     def _set_worker_row(self, core_row: int, worker_row: int) -> None:
         self._worker_rows[core_row] = worker_row
-        self._last = _NOTHING
+        self._last, self.assigned = _NOTHING, object()

@@ -74,7 +74,7 @@ class StreamColumns(RowTable):
     kinds: Int64s = column(np.int64)  # of fast rows: what their text is, see `Deltas.kinds`
     # time of the last delivery, 0.0: none yet (maintained by `latency`)
     delivered_at: Float64s = column(np.float64)
-    _prompt_lens: Int64s = column(np.int64)
+    prompt_lens: Int64s = column(np.int64)
     _max_tokens: Int64s = column(np.int64)
     _firsts: Int64s = column(np.int64)  # of the row's view in `fast`
     # first characters of its stop strings: one `and` with a token's (decision 009)
@@ -155,7 +155,7 @@ class StreamColumns(RowTable):
         self.sent_tokens[worker_row] = self.sent_chars[worker_row] = 0
         self.delivered_at[worker_row] = 0.0
         self.ports[worker_row] = 0
-        self._prompt_lens[worker_row] = len(admit.prompt_ids) // 4
+        self.prompt_lens[worker_row] = len(admit.prompt_ids) // 4
         self._max_tokens[worker_row] = admit.derived.max_tokens
         stops = stop_strings(params)
         self._stop_low[worker_row], self._stop_high[worker_row] = self._plain.first_characters(
@@ -252,7 +252,7 @@ class StreamColumns(RowTable):
 
     def ends(self, worker_rows: RowSet) -> Int64s:
         """Lengths of these rows' core histories, prompts included, i64 [n]."""
-        return self._prompt_lens[worker_rows.array] + self.lengths[worker_rows.array]
+        return self.prompt_lens[worker_rows.array] + self.lengths[worker_rows.array]
 
     # ---- the two ways --------------------------------------------------------------------
 

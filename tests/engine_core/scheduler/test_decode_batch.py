@@ -6,6 +6,7 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.new_requests import new_request
@@ -30,6 +31,15 @@ class Twin:
         )
         self.in_flight: deque[StepPlan] = deque()
         self.num_again = 0
+        self.num_in_c = 0  # steps with several tokens that were taken in so
+        usual = self.scheduler._completer.complete
+
+        def complete(*args: Any, **options: Any) -> bool:
+            is_done = not anew and usual(*args, **options)
+            self.num_in_c += is_done
+            return is_done
+
+        self.scheduler._completer.complete = complete  # type: ignore[method-assign]
 
     def add(self, row: int, length: int, **params: Any) -> None:
         self.log.open(row)
@@ -58,17 +68,26 @@ class Twin:
             self.log.drop(row)
         return at_fault
 
-    def collect(self) -> tuple[list[int], ...]:
-        """What the oldest step gave to whom; those that ended are the last."""
+    def collect(self, spans: int = 0) -> tuple[list[list[int] | None], list[int]]:
+        """What the oldest step gave to whom, and those that ended. spans: the most tokens of a row;
+        0: one each.
+        """
         plan = self.in_flight.popleft()
         if self.anew:
             self.scheduler._streak = DecodeStreak()
-        ids = (np.arange(int(plan.samples.sum())) * 7 + plan.step) % 11
-        it = self.scheduler.complete(plan, ids)
-        sampled = tuple(each.tolist() for each in (it.rows, it.token_ids, it.index, it.ended))
-        for row in sampled[-1]:
+        num = int(plan.samples.sum())
+        counts = 1 + (np.arange(num) + plan.step) % spans if spans else None
+        num = num if counts is None else int(counts.sum())
+        ids = (np.arange(num) * 7 + plan.step) % 11
+        it = self.scheduler.complete(plan, ids, counts)
+        sampled: list[list[int] | None] = [
+            each.tolist() for each in (it.rows, it.token_ids, it.index)
+        ]
+        sampled.append(it.counts if it.counts is None else it.counts.tolist())
+        ended = it.ended.tolist()
+        for row in ended:
             self.log.drop(row)
-        return sampled
+        return sampled, ended
 
 
 def assert_same(plan: StepPlan | None, other: StepPlan | None) -> None:
@@ -101,6 +120,7 @@ ACTIONS = st.one_of(
     max_unacked=st.sampled_from([3, 64]),
     min_tokens=st.sampled_from([0, 6]),
     lag=st.one_of(st.none(), st.integers(0, 3)),
+    spans=st.sampled_from([0, 0, 1, 2, 4]),
     actions=st.lists(ACTIONS, max_size=25),
 )
 def test_agrees_with_columns_made_anew(
@@ -110,6 +130,7 @@ def test_agrees_with_columns_made_anew(
     max_unacked: int,
     min_tokens: int,
     lag: int | None,
+    spans: int,
     actions: list[tuple[str, int, int]],
 ) -> None:
     """`lag`: by how many tokens acknowledgements are behind; None: there are none."""
@@ -157,10 +178,24 @@ def test_agrees_with_columns_made_anew(
                 plan = twins[0].launch(acked)
                 assert_same(plan, twins[1].launch(acked))
                 while len(twins[0].in_flight) > (ahead if plan is not None else 0):
-                    sampled = twins[0].collect()
-                    assert twins[1].collect() == sampled
+                    sampled = twins[0].collect(spans)
+                    assert twins[1].collect(spans) == sampled
                     alive -= set(sampled[-1])
-    assert twins[1].num_again == 0
+    assert twins[1].num_again == twins[1].num_in_c == 0
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_most_steps_with_several_tokens_are_taken_in_at_once(ahead: int) -> None:
+    twin = Twin(anew=False, num_blocks=60, block_size=4, max_num_seqs=2)
+    acked = np.zeros(MAX_ROWS, np.int64)
+    for row in range(2):
+        twin.add(row, 5, max_tokens=30, worker_ends=False)
+    num = 0
+    while twin.launch(acked) is not None:
+        num += 1
+        if len(twin.in_flight) > ahead:
+            twin.collect(2)
+    assert num - twin.num_in_c <= 8, "histories grow, and requests begin and end"
 
 
 def test_who_waits_for_blocks_does_not_break_it_up() -> None:

@@ -132,7 +132,7 @@ class World:
         self.in_c = in_c
         self.workers = [WorkerEnd(network, b"w%d" % at) for at in range(num_workers)]
         self.owners: list[int] = []  # of the streams, by number
-        self.num_steps = self.num_plain = 0
+        self.num_steps = self.num_in_c = 0
 
     def admit(self, worker: int, params: SamplingParams, stop_ids: tuple[int, ...]) -> None:
         self.owners.append(worker)
@@ -169,8 +169,11 @@ class World:
         receives_early: bool = False,
         fails: int | None = None,
         publishes: bool = True,
+        spans: int = 0,
     ) -> None:
-        """A step, if any stream can run. fails: a number of a stream that fails behind it."""
+        """A step, if any stream can run. fails: a number of a stream that fails behind it. spans:
+        several tokens to a row, other numbers for each number.
+        """
         core, now = self.core, BEGIN_S + 0.01 * self.num_steps
         core.handler.receive(now)
         plan = core.scheduler.schedule(core.handler.acked)
@@ -180,7 +183,9 @@ class World:
             if receives_early:
                 core.handler.receive(now)
             num = int(plan.samples.sum())
-            sampled = core.scheduler.complete(plan, np.resize(np.array(ids), num))
+            counts = 1 + (np.arange(num) * spans + spans) % 3 if spans else None
+            num = num if counts is None else int(counts.sum())
+            sampled = core.scheduler.complete(plan, np.resize(np.array(ids), num), counts)
             if plan.max_logprobs >= 0:
                 self._append_logprobs(num, plan.max_logprobs + 1, sampled)
             core.manager.mark_dirty(sampled.rows)
@@ -188,14 +193,30 @@ class World:
         if fails is not None:
             act(self, "fault", fails, fails)
         if publishes:
-            core.handler.publish(self.num_steps)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sender.WorkerSender, "_send_step", self._send_step)
+                core.handler.publish(self.num_steps)
             core.logprobs.flush_deferred()
-        self.num_plain += sum(each._plain is not None for each in core.handler._senders.values())
+
+    @property
+    def _send_step(self) -> Any:
+        """The method of senders, counted."""
+        usual = sender.WorkerSender._send_step
+
+        def counted(own: sender.WorkerSender, session: Any) -> bool:
+            is_sent = usual(own, session)
+            self.num_in_c += is_sent
+            return is_sent
+
+        return counted
 
     def _append_logprobs(self, num: int, width: int, sampled: Any) -> None:
         values = np.arange(num * width, dtype=np.float32).reshape(num, width) - self.num_steps
         logprobs = Logprobs(values, values.astype(np.uint32) % 100, np.ones(num, np.uint32))
-        self.core.logprobs.append(sampled.rows, logprobs, sampled.index)
+        if sampled.counts is None:
+            self.core.logprobs.append(sampled.rows, logprobs, sampled.index)
+        else:
+            self.core.logprobs.append_several(sampled.rows, sampled.counts, logprobs, sampled.index)
 
     @property
     def counts(self) -> list[object]:
@@ -281,7 +302,7 @@ def do(world: World, events: list[Any], ids: list[int], kinds: dict[str, Any]) -
     """What happens at workers, and a turn; what is to be without C is made without it."""
     with pytest.MonkeyPatch.context() as patch:
         if not world.in_c:
-            patch.setattr(sender.WorkerSender, "_plain_sender", lambda *_, **__: None)
+            patch.setattr(sender.WorkerSender, "_send_step", lambda *_: False)
             patch.setattr(_native, "ReportReader", report_reader.AckReader)
             patch.setattr(TokenLog, "appender", lambda _self, _rows: None)
             patch.setattr(logprob_log, "write_logprobs", lambda *_: -1)
@@ -303,10 +324,11 @@ def test_the_same_messages_and_counts(data: st.DataObject) -> None:
         for _ in range(data.draw(st.integers(1, 10))):
             ids = data.draw(IDS)
             early, publishes = data.draw(st.booleans()), data.draw(st.booleans())
+            spans = data.draw(st.sampled_from([0, 0, 1, 2]))
             fails = data.draw(st.sampled_from([None] * 5 + [0, 1]))
             for turn in range(data.draw(st.integers(1, 7))):  # quiet ones, but for the first
                 said = [("report", at, 0) for at in range(num_workers * is_busy)]
-                kinds = {"receives_early": early}
+                kinds = {"receives_early": early, "spans": spans}
                 if not turn:
                     said = [*events, *said]
                     kinds |= {"publishes": publishes, "fails": fails}
@@ -341,7 +363,8 @@ def test_what_comes_into_a_streak(event: str, kind: str) -> None:
             do(world, [(kind, 0, 1), (kind, 0, 2)], [1, 2], {})
             for _ in range(5):
                 do(world, [("report", 0, 0)], [1, 2], {})
-            assert world.num_plain > 0 or not world.in_c
+            is_left = kind == "stop ids"  # each id is one of them
+            assert world.num_in_c > 0 or is_left or not world.in_c
             if event == "late fault":
                 do(world, [], [1, 2], {"fails": 1})
             elif event == "id":
@@ -357,14 +380,15 @@ def test_what_comes_into_a_streak(event: str, kind: str) -> None:
             world.core.close()
 
 
-def test_a_long_streak_is_sent_in_c() -> None:
+@pytest.mark.parametrize("spans", [0, 1])
+def test_a_long_streak_is_sent_in_c(spans: int) -> None:
     """So that the comparison is of two ways."""
     world = World(1, in_c=True)
     act(world, "stops", 0, 0)
     for _ in range(20):
-        world.turn([1])
+        world.turn([1], spans=spans)
         act(world, "report", 0, 0)
-    assert world.num_plain > 14
-    assert world.core.scheduler._streak.appender is not None
+    assert world.num_in_c > 14
+    assert spans or world.core.scheduler._streak.appender is not None
     assert isinstance(world.core.handler._senders[b"w0"]._reports, _native.ReportReader)
     world.core.close()

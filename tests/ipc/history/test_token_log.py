@@ -231,6 +231,7 @@ def _columns(num_pages: int = 2) -> list[Any]:
         np.array([0]),
         np.array([7], np.uint32),
         num_pages,
+        None,
     ]
 
 
@@ -247,6 +248,11 @@ def _columns(num_pages: int = 2) -> list[Any]:
         (6, np.array([7])),
         (7, -2),
         (7, 3),
+        (8, np.array([0])),
+        (8, np.array([2])),
+        (8, np.array([-1])),
+        (8, np.array([2**63 - 1])),
+        (8, np.array([1, 0])),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(at: int, wrong: Any) -> None:
@@ -426,12 +432,33 @@ def test_marked_ids_are_found(marks: list[bool], ids: list[int]) -> None:
     assert _native.has_marked(*columns) == expected
 
 
+def test_spans_append_where_there_is_room_for_all_of_them() -> None:
+    args = _columns(3)
+    values = np.arange(66, dtype=np.uint32)
+    args[4] = np.zeros(3 * PAGE_LEN, np.uint32)
+    args[5:] = np.array([0, 1]), values, 3, np.array([65, 1])
+    pages = _native.TokenPages(*args[:5])
+    before = [each.copy() for each in args[:5]]
+    for wrong in (2, 1, 0):
+        assert pages.append(*args[5:7], wrong, args[8]) == -1
+    assert pages.append(args[5], np.arange(130, dtype=np.uint32), 3, np.array([129, 1])) == -1
+    for each, was in zip(args[:5], before, strict=True):
+        assert np.array_equal(each, was)
+    assert pages.append(*args[5:]) == 0
+    assert args[0].tolist() == [65, 65]
+    assert args[2].tolist() == [[2, 1], [0, 0]]
+    assert args[4][2 * PAGE_LEN :].tolist() == values[:PAGE_LEN].tolist()
+    assert args[4][[PAGE_LEN, 0]].tolist() == [64, 65]
+
+
+@pytest.mark.parametrize("counts", [None, np.array([1, 1]), np.array([0, 2])])
 @pytest.mark.parametrize("length", [0, 63, 127])
-def test_a_row_that_comes_twice_is_left_to_numpy(length: int) -> None:
+def test_a_row_that_comes_twice_is_left_to_numpy(length: int, counts: Any) -> None:
     """Counted once, its second page would be written behind the columns."""
     args = _columns()
     args[0][0] = length
     args[5:7] = np.array([0, 0]), np.array([7, 8], np.uint32)
+    args[8] = counts
     before = [each.copy() for each in args[:5]]
     assert _native.TokenPages(*args[:5]).append(*args[5:]) == -1
     for each, was in zip(args[:5], before, strict=True):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from urllib.parse import urlsplit
 
 import msgspec
@@ -97,6 +98,17 @@ def test_streams_survive_the_death_or_hang_of_a_process(stack, plain, name, numb
         assert texts(client, lambda: os.kill(stack.pids[name], number)) == plain
     assert wait_for(stack, ProcessEnded, name)
     assert wait_for(stack, ProcessRestarted, name)
+
+
+def test_streams_with_several_tokens_a_step_survive_deaths(plain):
+    """Of a device that gives several tokens to a row."""
+    settings = {"hang_timeout_s": HANG_TIMEOUT_S, "max_restarts": 1000}
+    model = f"{CHAIN},synthetic_acceptance_length=3"
+    with Stack(model, **settings) as stack, stack.client() as client:
+        for name in ("worker", "core"):
+            kill = partial(os.kill, stack.pids[name], signal.SIGKILL)
+            assert texts(client, kill) == plain
+            assert wait_for(stack, ProcessRestarted, name)
 
 
 def test_a_second_death_before_there_is_another_spare(stack, plain):

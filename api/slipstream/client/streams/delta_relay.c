@@ -1,4 +1,4 @@
-/* Relays messages that continue the streams of the message before to these; see delta_relay.py.
+/* Relays messages that continue streams to these; see delta_relay.py.
  *
  * Everything that a message could be left alone for is looked at before anything is written, so one
  * that is not taken has had no effect, except that it was read.
@@ -9,8 +9,6 @@
 #include <structmember.h>
 #include <sys/socket.h>
 
-#include "link_numbers.h"
-#include "msgpack.h"
 #include "plain_deltas.h"
 #include "slots.h"
 
@@ -47,7 +45,7 @@ enum { GROUP, ITEMS_OF, ADD, NUMBERS_IN_GROUP, RING, FIRST, DELIVERY_PARTS };
 
 static PyObject *no_bytes, *no_tuple, *zero;
 static PyObject *fd_name, *latest_name, *run_name, *begin_run_name, *is_bare_name, *unread_name,
-    *wake_name, *append_name, *ring_name;
+    *wake_name, *append_name, *ring_name, *find_name;
 
 enum { CONNECTION, MESSAGES, TAKE_IN, SEND, RECEIVED, KEPT, DELIVERY_OF, MAKE_ROOM, WAKE, WATCHED,
        NUM_HELD };
@@ -144,62 +142,95 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
 
 /* ---- its objects ------------------------------------------------------------------------ */
 
-/* The Deltas; NULL: error. */
-static PyObject *deltas_of(const Plain *plain)
+/* The Deltas; NULL: error. columns: of the streams, as objects. */
+static PyObject *deltas_of(const Plain *plain, PyObject *const *columns)
 {
     PyObject *ids = bytes_of(plain->ids), *deltas = NULL;
-    PyObject *logprobs = logprobs_of(plain, types[LOGPROB_COLUMNS]);
-    if (ids != NULL && logprobs != NULL) {
+    PyObject *counts = plain->counts.num_bytes ? bytes_of(plain->counts) : Py_NewRef(no_bytes);
+    PyObject *logprobs = logprob_columns(&plain->logprobs, (PyObject *)types[LOGPROB_COLUMNS]);
+    if (ids != NULL && counts != NULL && logprobs != NULL) {
         PyObject *const values[IN_DELTAS] = {
-            plain->columns[0], plain->columns[1], plain->columns[2], plain->texts, ids, no_bytes,
+            columns[0], columns[1], columns[2], plain->texts, ids, counts,
             no_bytes, no_tuple, logprobs, no_bytes, no_bytes, no_tuple};
         deltas = new_instance(types[DELTAS_TYPE], in_deltas, values, IN_DELTAS);
     }
     Py_XDECREF(ids);
+    Py_XDECREF(counts);
     Py_XDECREF(logprobs);
     return deltas;
 }
 
 /* The DeltaBatch of a message that has arrived at this time; NULL: error. */
-static PyObject *batch_of(PyObject *deltas, PyObject *now)
+static PyObject *batch_of(const Plain *plain, PyObject *deltas, PyObject *now)
 {
-    PyObject *const values[] = {deltas, now, now, no_ends, Py_True, Py_False, Py_None};
+    PyObject *has_one_each = plain->counts.num_bytes ? Py_False : Py_True;
+    PyObject *const values[] = {deltas, now, now, no_ends, has_one_each, Py_False, Py_None};
     return new_instance(types[BATCH_TYPE], in_batch, values, IN_BATCH);
 }
 
 /* ---- what becomes of it ----------------------------------------------------------------- */
 
-/* The ids of a run for these handles, to which as many as these may be added; else NULL. */
-static PyObject *ids_in(const DeltaRelay *self, PyObject *run, PyObject *handles)
+/* True if this is a run for these handles, to which as much as these have may be added. */
+static bool is_run_of(const DeltaRelay *self, PyObject *run, PyObject *handles)
 {
-    if (!PyTuple_CheckExact(run) || PyTuple_GET_SIZE(run) != 2 ||
+    if (!PyTuple_CheckExact(run) || PyTuple_GET_SIZE(run) != 3 ||
         PyTuple_GET_ITEM(run, 0) != handles)
-        return NULL;
-    PyObject *ids = PyTuple_GET_ITEM(run, 1);
-    return PyByteArray_CheckExact(ids) && PyByteArray_GET_SIZE(ids) < self->most_kept ? ids : NULL;
+        return false;
+    for (int at = 1; at < 3; at++) {
+        PyObject *column = PyTuple_GET_ITEM(run, at);
+        if (!PyByteArray_CheckExact(column) || PyByteArray_GET_SIZE(column) >= self->most_kept)
+            return false;
+    }
+    return true;
+}
+
+/* Add a column to a bytearray; one of ones where it has no bytes. -1: error. */
+static int extend(PyObject *array, Column column, Py_ssize_t num)
+{
+    const Py_ssize_t size = PyByteArray_GET_SIZE(array);
+    if (PyByteArray_Resize(array, size + (column.num_bytes ? (Py_ssize_t)column.num_bytes : 4 * num)))
+        return -1;
+    char *to = PyByteArray_AS_STRING(array) + size;
+    const uint32_t one = 1;
+    if (column.num_bytes)
+        memcpy(to, column.at, column.num_bytes);
+    else
+        for (Py_ssize_t at = 0; at < num; at++)
+            memcpy(to + 4 * at, &one, 4);
+    return 0;
+}
+
+/* Add the ids of the message to a run; without counts, each of its messages has an id of each handle.
+ * -1: error.
+ */
+static int add_ids(PyObject *run, const Plain *plain)
+{
+    PyObject *ids = PyTuple_GET_ITEM(run, 1), *counts = PyTuple_GET_ITEM(run, 2);
+    const Column none = {0};
+    const bool was_even = !PyByteArray_GET_SIZE(counts);
+    if (was_even && plain->counts.num_bytes &&
+        extend(counts, none, PyByteArray_GET_SIZE(ids) / 4) < 0)
+        return -1;
+    if ((!was_even || plain->counts.num_bytes) && extend(counts, plain->counts, plain->num) < 0)
+        return -1;
+    return extend(ids, plain->ids, 0);
 }
 
 /* Keep the ids of the message for a resubmission; -1: error. */
-static int keep_ids(const DeltaRelay *self, const Plain *plain)
+static int keep_ids(const DeltaRelay *self, const Plain *plain, PyObject *handles)
 {
-    PyObject *kept = self->held[KEPT], *handles = plain->columns[0];
+    PyObject *kept = self->held[KEPT];
     PyObject *run = PyObject_GetAttr(kept, run_name);
-    if (run != NULL && ids_in(self, run, handles) == NULL) {
+    if (run != NULL && !is_run_of(self, run, handles)) {
         Py_DECREF(run);
         run = PyObject_CallMethodOneArg(kept, begin_run_name, handles);
+        if (run != NULL && !is_run_of(self, run, handles)) {
+            PyErr_SetString(PyExc_TypeError, "DeltaRelay: no run of ids to be added to");
+            Py_CLEAR(run);
+        }
     }
-    if (run == NULL)
-        return -1;
-    PyObject *ids = ids_in(self, run, handles);
-    const Py_ssize_t size = ids == NULL ? 0 : PyByteArray_GET_SIZE(ids);
-    int failed = -1;
-    if (ids == NULL)
-        PyErr_SetString(PyExc_TypeError, "DeltaRelay: no run of ids to be added to");
-    else
-        failed = PyByteArray_Resize(ids, size + (Py_ssize_t)plain->ids.num_bytes);
-    if (!failed)
-        memcpy(PyByteArray_AS_STRING(ids) + size, plain->ids.at, plain->ids.num_bytes);
-    Py_DECREF(run);
+    const int failed = run == NULL ? -1 : add_ids(run, plain);
+    Py_XDECREF(run);
     return failed;
 }
 
@@ -320,23 +351,11 @@ static int ring_each(PyObject *woken)
 /* Acknowledge what was received, if many messages are owed; -1: error. */
 static int acknowledge(DeltaRelay *self)
 {
-    Numbers *link = self->link;
+    const Numbers *link = self->link;
     if (link->received - link->last_ack_sent <= self->may_owe)
         return 0;
-    uint8_t data[5 * HEADER_BYTES];
-    uint8_t *end =
-        write_nil(write_frame(data, self->epoch, (uint64_t)link->sent, (uint64_t)link->received));
-    PyObject *message = PyBytes_FromStringAndSize((const char *)data, end - data);
-    if (message == NULL)
+    if (send_ack(self->link, self->epoch, self->held[SEND]) < 0)
         return -1;
-    PyObject *taken = PyObject_CallOneArg(self->held[SEND], message);
-    Py_DECREF(message);
-    const int is_taken = taken == NULL ? -1 : PyObject_IsTrue(taken);
-    Py_XDECREF(taken);
-    if (is_taken < 0)
-        return -1;
-    if (is_taken)
-        link->last_ack_sent = link->received;
     PyObject *is_bare = PyObject_GetAttr(self->held[CONNECTION], is_bare_name);
     self->is_spent = is_bare != Py_True;
     Py_XDECREF(is_bare);
@@ -344,11 +363,11 @@ static int acknowledge(DeltaRelay *self)
 }
 
 /* Count the message, move its streams and keep its ids; -1: error. */
-static int note(const DeltaRelay *self, PyObject *found, const Plain *plain, double now)
+static int note(const DeltaRelay *self, PyObject *found, const Plain *plain, PyObject *handles,
+                double now)
 {
-    PyObject *chars = moved(plain->columns[1], plain->texts);
-    PyObject *tokens = moved(plain->columns[2], NULL);
-    if (chars == NULL || tokens == NULL || keep_ids(self, plain) < 0) {
+    PyObject *chars = ends_in_chars(plain), *tokens = ends_in_tokens(plain);
+    if (chars == NULL || tokens == NULL || keep_ids(self, plain, handles) < 0) {
         Py_XDECREF(chars);
         Py_XDECREF(tokens);
         return -1;
@@ -395,22 +414,65 @@ static bool are_states(PyObject *states, Py_ssize_t num)
     return true;
 }
 
-/* 1; -1: error. */
-static int deliver(DeltaRelay *self, PyObject *found, const Plain *plain, PyObject *now)
+/* The streams of the message, with its columns as objects: those of the message before, if it has the
+ * same. None where it does not continue streams; NULL: error.
+ */
+static PyObject *streams_of(const DeltaRelay *self, const Plain *plain, PyObject **columns)
 {
-    PyObject *states = Py_XNewRef(*slot_of(found, in_found[ITEMS])), *delivery = NULL;
+    PyObject *received = self->held[RECEIVED], *found = PyObject_GetAttr(received, latest_name);
+    if (found == NULL)
+        return NULL;
+    int num_same = 0;
+    for (; Py_TYPE(found) == types[FOUND_TYPE] && num_same < 3; num_same++) {
+        PyObject *column = *slot_of(found, in_found[HANDLES + num_same]);
+        if (!is_column(plain->columns[num_same], column))
+            break;
+        columns[num_same] = Py_NewRef(column);
+    }
+    if (num_same == 3)
+        return found;
+    Py_DECREF(found);
+    for (int at = num_same; at < 3; at++)
+        if ((columns[at] = bytes_of(plain->columns[at])) == NULL)
+            return NULL;
+    PyObject *const args[] = {received, columns[0], columns[1], columns[2]};
+    found = PyObject_VectorcallMethod(find_name, args, 4, NULL);
+    if (found != NULL && found != Py_None && Py_TYPE(found) != types[FOUND_TYPE]) {
+        PyErr_SetString(PyExc_TypeError, "DeltaRelay: no streams that are found");
+        Py_CLEAR(found);
+    }
+    return found;
+}
+
+/* 1; 0 and no effect where the message does not continue its streams; -1: error. waiting: the messages
+ * that it is the first of; NULL: none.
+ */
+static int deliver(DeltaRelay *self, const Plain *plain, PyObject *waiting, PyObject *now)
+{
+    PyObject *columns[3] = {NULL}, *states = NULL, *delivery = NULL, *deltas = NULL, *batch = NULL;
+    PyObject *found = streams_of(self, plain, columns);
+    int done = found == Py_None ? 0 : -1;
+    if (found == NULL || found == Py_None)
+        goto end;
+    states = Py_XNewRef(*slot_of(found, in_found[ITEMS]));
     const bool is_each = are_states(states, plain->num);
-    PyObject *deltas = deltas_of(plain);
-    PyObject *batch = deltas == NULL ? NULL : batch_of(deltas, now);
-    int failed = batch == NULL || (!is_each && (delivery = delivery_to(self, found)) == NULL) ||
-                 note(self, found, plain, PyFloat_AS_DOUBLE(now)) < 0;
-    if (!failed)
-        failed = is_each ? give_each(self, states, plain->texts, batch)
-                         : give_group(self, delivery, plain->texts, batch);
+    deltas = deltas_of(plain, columns);
+    batch = deltas == NULL ? NULL : batch_of(plain, deltas, now);
+    if (batch == NULL || (!is_each && (delivery = delivery_to(self, found)) == NULL) ||
+        (waiting != NULL && PySequence_DelItem(waiting, 0) < 0) ||
+        note(self, found, plain, *slot_of(found, in_found[HANDLES]), PyFloat_AS_DOUBLE(now)) < 0)
+        goto end;
+    const int failed = is_each ? give_each(self, states, plain->texts, batch)
+                               : give_group(self, delivery, plain->texts, batch);
+    done = failed ? -1 : 1;
+end:
+    for (int at = 0; at < 3; at++)
+        Py_XDECREF(columns[at]);
+    Py_XDECREF(found);
     Py_XDECREF(states);
     Py_XDECREF(deltas);
     Py_XDECREF(batch);
-    return failed ? -1 : 1;
+    return done;
 }
 
 /* ---- where it comes from ---------------------------------------------------------------- */
@@ -451,8 +513,20 @@ static int leave(const DeltaRelay *self, const uint8_t *data, ssize_t num)
     return found;
 }
 
-/* Take the only message that the connection has, if it is plain: 1; -1: error. */
-static int take_kept(DeltaRelay *self, PyObject *found, Plain *plain, PyObject *now)
+/* Take the message, if it is plain: 1; -1: error. waiting: see `deliver`. */
+static int take_message(DeltaRelay *self, const uint8_t *data, size_t num_bytes, PyObject *waiting,
+                        PyObject *now)
+{
+    Plain plain = {0};
+    if (!read_plain(self->link, self->epoch, data, num_bytes, &plain))
+        return 0;
+    const int done = deliver(self, &plain, waiting, now);
+    Py_DECREF(plain.texts);
+    return done;
+}
+
+/* Take the only message that the connection has, likewise. */
+static int take_kept(DeltaRelay *self, PyObject *now)
 {
     PyObject *messages = self->held[MESSAGES];
     const Py_ssize_t num = PySequence_Size(messages);
@@ -460,30 +534,31 @@ static int take_kept(DeltaRelay *self, PyObject *found, Plain *plain, PyObject *
         return num < 0 ? -1 : 0;
     PyObject *message = PySequence_GetItem(messages, 0);
     int done = message == NULL ? -1 : 0;
-    if (message != NULL && PyBytes_CheckExact(message) &&
-        read_plain(self->link, self->epoch, (const uint8_t *)PyBytes_AS_STRING(message),
-                   (size_t)PyBytes_GET_SIZE(message), plain))
-        done = PySequence_DelItem(messages, 0) < 0 ? -1 : deliver(self, found, plain, now);
+    if (message != NULL && PyBytes_CheckExact(message))
+        done = take_message(self, (const uint8_t *)PyBytes_AS_STRING(message),
+                            (size_t)PyBytes_GET_SIZE(message), messages, now);
     Py_XDECREF(message);
     return done;
 }
 
-/* Take the only message that has arrived, if it is plain: 1; -1: error. */
-static int take_only(DeltaRelay *self, PyObject *found, Plain *plain, PyObject *now)
+/* Take the only message that has arrived, likewise. */
+static int take_only(DeltaRelay *self, PyObject *now)
 {
     uint8_t data[CHUNK_BYTES];
     if (!self->is_socket)
-        return take_kept(self, found, plain, now);
+        return take_kept(self, now);
     const ssize_t num = receive((int)self->fd, data, sizeof data);
     if (num < 0)
         return 0;
     const bool is_one = is_one_message(data, num);
-    if (is_one && read_plain(self->link, self->epoch, data + PREFIX_BYTES,
-                             (size_t)(num - PREFIX_BYTES), plain))
-        return deliver(self, found, plain, now);
+    if (is_one) {
+        const int done = take_message(self, data + PREFIX_BYTES, (size_t)(num - PREFIX_BYTES), NULL,
+                                      now);
+        if (done)
+            return done;
+    }
     const int are_whole = leave(self, data, num);
-    return are_whole <= 0 || is_one ? (are_whole < 0 ? -1 : 0)
-                                    : take_kept(self, found, plain, now);
+    return are_whole <= 0 || is_one ? (are_whole < 0 ? -1 : 0) : take_kept(self, now);
 }
 
 /* True if the link has ended, or something else is to be done first; -1: error. */
@@ -510,28 +585,7 @@ static PyObject *take(PyObject *object, PyObject *now)
         return NULL;
     }
     const int is_due = is_anything_due(self);
-    PyObject *found = is_due < 0 ? NULL : PyObject_GetAttr(self->held[RECEIVED], latest_name);
-    if (found == NULL)
-        return NULL;
-    Plain plain = {0};
-    int done = !is_due && Py_TYPE(found) == types[FOUND_TYPE];
-    for (int at = 0; at < 3 && done; at++) {
-        PyObject *column = *slot_of(found, in_found[HANDLES + at]);
-        done = column != NULL && PyBytes_CheckExact(column) && PyBytes_GET_SIZE(column) &&
-               PyBytes_GET_SIZE(column) % 4 == 0 &&
-               (!at || PyBytes_GET_SIZE(column) == PyBytes_GET_SIZE(plain.columns[0]));
-        plain.columns[at] = column;
-    }
-    if (done) {
-        for (int at = 0; at < 3; at++)
-            Py_INCREF(plain.columns[at]);
-        plain.num = PyBytes_GET_SIZE(plain.columns[0]) / 4;
-        done = take_only(self, found, &plain, now);
-        for (int at = 0; at < 3; at++)
-            Py_DECREF(plain.columns[at]);
-        Py_XDECREF(plain.texts);
-    }
-    Py_DECREF(found);
+    const int done = is_due ? -(is_due < 0) : take_only(self, now);
     return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
@@ -617,11 +671,12 @@ int add_delta_relay(PyObject *module)
     wake_name = PyUnicode_InternFromString("wake");
     append_name = PyUnicode_InternFromString("append");
     ring_name = PyUnicode_InternFromString("ring");
+    find_name = PyUnicode_InternFromString("find");
     zero = PyLong_FromLong(0);
     no_bytes = PyBytes_FromStringAndSize(NULL, 0);
     no_tuple = PyTuple_New(0);
     if (!fd_name || !latest_name || !run_name || !begin_run_name || !is_bare_name || !unread_name ||
-        !wake_name || !append_name || !ring_name || !zero || !no_bytes || !no_tuple)
+        !wake_name || !append_name || !ring_name || !find_name || !zero || !no_bytes || !no_tuple)
         return -1;
     if (add_type(module, &spec) == NULL)
         return -1;

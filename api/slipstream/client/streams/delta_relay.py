@@ -1,5 +1,5 @@
-"""Messages that continue the streams of the message before are relayed to these in C
-(`delta_relay.c`): read from a local connection, counted and handed over in one call.
+"""Messages that continue streams are relayed to these in C (`delta_relay.c`): read from a local
+connection, counted and handed over in one call.
 
 A relay takes a plain message (see `plain_deltas`) if it is the only one that has arrived, and
 nothing else is due. It leaves anything else to the connection that it reads, from which it is then

@@ -1,5 +1,5 @@
-"""A message of deltas that has nothing but a token, its text and candidates for each of the streams
-of the message before it, behind that.
+"""A message of deltas that has nothing but tokens, their text and candidates for each of some
+streams, behind what these have.
 
 Most messages are so. `plain_ends` tells of one that is decoded; `DeltaRelay` takes one as it came
 (`plain_deltas.h`).
@@ -8,6 +8,7 @@ Most messages are so. `plain_ends` tells of one that is decoded; `DeltaRelay` ta
 from __future__ import annotations
 
 from slipstream.compiled import ends_of
+from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import Deltas, LogprobColumns
 
 
@@ -19,15 +20,20 @@ def plain_ends(
     """
     if message.handles != handles or message.tokens != tokens or message.chars != chars:
         return None
-    if message.counts or message.ended or message.ends:
+    num_tokens, counts = len(message.texts), message.counts
+    if len(handles) != 4 * num_tokens or message.ended or message.ends:
         return None
-    if message.logprobs is not None and not _are_even(message.logprobs, len(message.texts)):
+    if counts:
+        if len(counts) != len(handles):
+            return None
+        num_tokens = int(u32(counts).sum())
+    if len(message.token_ids) != 4 * num_tokens:
+        return None
+    if message.logprobs is not None and not _are_even(message.logprobs, num_tokens):
         return None
     if message.kinds or message.event_entries or message.events:
         return None
-    if not len(message.token_ids) == 4 * len(message.texts) == len(handles):
-        return None
-    return ends_of(chars, tokens, message.texts, b"")
+    return ends_of(chars, tokens, message.texts, counts)
 
 
 def _are_even(columns: LogprobColumns, num_tokens: int) -> bool:

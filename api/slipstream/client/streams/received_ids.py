@@ -29,8 +29,8 @@ class ReceivedIds:
 
     def __init__(self) -> None:
         self._recent: list[tuple[bytes, bytes, bytes]] = []  # handles, ids, counts of a message
-        # handles, and the ids of the latest messages, with one for each handle; see `begin_run`
-        self.run: tuple[bytes, bytearray] | None = None
+        # handles, and ids and counts of the latest messages for them; see `begin_run`
+        self.run: tuple[bytes, bytearray, bytearray] | None = None
         self._num_bytes = 0
         self._sorted: dict[int, bytearray] = {}
         self._last_opened = -1
@@ -52,12 +52,12 @@ class ReceivedIds:
             self._end_run()
         self._append(handles, token_ids, counts)
 
-    def begin_run(self, handles: bytes) -> tuple[bytes, bytearray]:
-        """A new `run`. As long as it is that, the ids of messages for these handles may be added to
-        it, one for each handle and message, up to MOST_BYTES.
+    def begin_run(self, handles: bytes) -> tuple[bytes, bytearray, bytearray]:
+        """A new `run`. As long as it is that, ids and counts of messages for these handles may be
+        added to it, up to MOST_BYTES; no counts where each of its messages has one id of each.
         """
         self._end_run()
-        self.run = run = handles, bytearray()
+        self.run = run = handles, bytearray(), bytearray()
         return run
 
     def of(self, handle: int) -> bytes | None:
@@ -75,9 +75,10 @@ class ReceivedIds:
 
     def _end_run(self) -> None:
         if self.run is not None:
-            (handles, ids), self.run = self.run, None
+            (handles, ids, counts), self.run = self.run, None
             if ids:
-                self._append(handles * (len(ids) // len(handles)), bytes(ids), b"")
+                num_messages = len(counts or ids) // len(handles)
+                self._append(handles * num_messages, bytes(ids), bytes(counts))
 
     def _sort(self) -> None:
         self._end_run()

@@ -121,7 +121,7 @@ class ReceivedPositions(Generic[Item]):
         return rows_are_at(rows, chars, tokens, self._chars, self._tokens)
 
     def continued(self, message: Deltas) -> FoundStreams[Item] | None:
-        """The streams of a message that has nothing but a token, its text and candidates for each
+        """The streams of a message that has nothing but tokens, their text and candidates for each
         of the streams of the message before it, behind that; None for any other. Sets their
         positions.
         """

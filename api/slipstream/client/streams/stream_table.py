@@ -4,8 +4,7 @@
   to its new part. One that begins later is a gap: nothing of it is taken, and the caller attaches
   anew. So is one that begins earlier with events of its own, which have no positions to cut at.
 - A message whose entries all continue their streams is taken as a whole, by its columns. Any other
-  message is taken entry by entry, with the same result; so is a message of a few streams other than
-  those of the previous message, for which a column lookup takes longer.
+  message is taken entry by entry, with the same result.
 - A stream is over exactly once: by its End, by a fault, or because the client gave it up. It leaves
   the table then; its handle is free once the server knows, too.
 - Until then its submission and its token ids are kept, so that a server that lost the stream can be
@@ -13,8 +12,8 @@
   checksum of the first ids is known, and the server recomputes the stream up to its position.
 - Streams of one group receive a whole message at a time (`StreamGroup`), others one delta at a
   time.
-- Most messages come one at a time and continue the streams of the message before: `DeltaRelay`
-  does with them in C what is done here.
+- Most messages come one at a time and continue their streams: `DeltaRelay` does with them in C what
+  is done here.
 - Only the I/O thread writes here. It sets a stream's `is_over` last.
 """
 
@@ -110,7 +109,6 @@ class ClientStreamTable:
         self._streams: dict[int, StreamState] = {}
         self._abandoned: dict[int, Abort] = {}
         self._received: ReceivedPositions[StreamState] = ReceivedPositions()
-        self._last_handles = b""  # of the last message
         self._kept = ReceivedIds()
         self._next_handle = 0
         self._woken: list[StreamState] = []  # the same list for good, as a relay watches it
@@ -294,13 +292,13 @@ class ClientStreamTable:
         self._fail(state, StreamLostError(Fault("unknown_stream", why)))
 
     def deliver_next(self, message: Deltas, now: float) -> bool:
-        """Deliver a message that has nothing but a token, its text and candidates for each of the
+        """Deliver a message that has nothing but tokens, their text and candidates for each of the
         streams of the message before it, behind that. Returns False, without effect, for any other.
         """
         found = self._received.continued(message)
         if found is None:
             return False
-        self._kept.add(message.handles, message.token_ids)
+        self._kept.add(message.handles, message.token_ids, message.counts)
         self._give(found, DeltaBatch(message, {}, now))
         return True
 
@@ -343,10 +341,7 @@ class ClientStreamTable:
         if message.ends:
             ends.update(zip(u32(message.ended).tolist(), message.ends, strict=True))
         batch = DeltaBatch(message, ends, now)
-        handles = message.handles
-        is_worth_it = handles == self._last_handles or len(message.texts) >= MANY
-        self._last_handles = handles
-        return (is_worth_it and self._take_whole(batch)) or self._take_each(batch)
+        return self._take_whole(batch) or self._take_each(batch)
 
     def _with_call_ids(self, message: Deltas) -> Deltas:
         """The message, with an id for each call that begins in it."""

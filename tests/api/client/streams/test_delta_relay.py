@@ -218,14 +218,19 @@ def plain(
     at: dict[int, tuple[int, int]],
     text: str,
     width: int = 0,
+    spans: int = 0,
     **others: Any,
 ) -> Deltas:
     """A message with a token for each of these streams, at the positions `at`, which are moved.
 
-    width: of each token's log-probabilities.
+    width: of each token's log-probabilities. spans: several tokens, another number for each number.
     """
+    nums = [(spans + state.handle) % 4 if spans else 1 for state in states]
+    num_tokens = sum(nums)
+    if spans:
+        others["counts"] = pack_u32(nums)
     if width:
-        sizes = 4 * len(states) * width, 4 * len(states)
+        sizes = 4 * num_tokens * width, 4 * num_tokens
         columns = bytes(sizes[0]), bytes(sizes[0]), bytes(sizes[1])
         others["logprobs"] = LogprobColumns(width, *columns)
     places = [at.setdefault(state.handle, (0, 0)) for state in states]
@@ -235,11 +240,17 @@ def plain(
         pack_u32([chars for chars, _ in places]),
         pack_u32([tokens for _, tokens in places]),
         texts,
-        pack_u32([7 + tokens for _, tokens in places]),
+        pack_u32(
+            [
+                7 + tokens + token
+                for (_, tokens), num in zip(places, nums, strict=True)
+                for token in range(num)
+            ]
+        ),
         **others,
     )
-    for state, (chars, tokens), own in zip(states, places, texts, strict=True):
-        at[state.handle] = chars + len(own), tokens + 1
+    for state, (chars, tokens), own, num in zip(states, places, texts, nums, strict=True):
+        at[state.handle] = chars + len(own), tokens + num
     return message
 
 
@@ -318,6 +329,11 @@ class Worlds:
                 body = plain(states, dict.fromkeys(self.at, (0, 0)), text, self.width)
             case "ahead":
                 body = plain(states, dict.fromkeys(self.at, (900, 90)), text, self.width)
+            case "spans":
+                body = plain(states, self.at, text, self.width, 1 + number)
+            case "some":
+                some = states[number % 2 :: 2] or states
+                body = plain(some, self.at, text, self.width, number)
             case "large":
                 body = plain(states, self.at, "L" * (CHUNK_BYTES + number), self.width)
             case _:
@@ -347,6 +363,8 @@ class Worlds:
 
 WHAT = st.sampled_from(
     ["plain"] * 12
+    + ["spans"] * 4
+    + ["some"] * 3
     + ["several", "in parts", "one and a part", "end", "kinds", "large"]
     + ["behind", "ahead", "gap", "again", "garbage", "hang up", "ping"]
     + ["acknowledge", "acknowledge with the next", "beat", "look"]
@@ -366,7 +384,7 @@ def test_a_relay_changes_nothing(
     worlds = Worlds(width=width)
     worlds.do("submit", 2 if is_group else 1, "")
     for what, number, text in steps:
-        for _ in range(number if what == "plain" else 1):
+        for _ in range(number if what in ("plain", "spans") else 1):
             worlds.do(what, number, text)
     seen = [side.look() for side in worlds.sides]
     for one, other in zip(*seen, strict=True):
@@ -375,12 +393,15 @@ def test_a_relay_changes_nothing(
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-@pytest.mark.parametrize(("what", "width"), [("plain", 0), ("plain", 2), ("large", 0)])
+@pytest.mark.parametrize(
+    ("what", "width"),
+    [("plain", 0), ("plain", 2), ("large", 0), ("spans", 0), ("spans", 2), ("some", 0)],
+)
 def test_most_messages_are_relayed(what: str, width: int, number: int) -> None:
     worlds = Worlds(width=width)
     worlds.do("submit", number, "")
-    for _ in range(60):
-        worlds.do(what, 0, "ab")
+    for turn in range(60):
+        worlds.do(what, turn % 5 if what in ("spans", "some") else 0, "ab")
     assert worlds.sides[0].num_relayed >= 55
     assert worlds.sides[1].num_relayed == 0
     assert worlds.sides[0].look() == worlds.sides[1].look()

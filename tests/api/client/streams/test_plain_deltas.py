@@ -56,7 +56,7 @@ MESSAGES = st.builds(
     COLUMNS,
     st.lists(TEXTS, max_size=2),
     COLUMNS,
-    counts=st.sampled_from([b""] * 5 + [column(1)]),
+    counts=st.sampled_from([b""] * 4 + [column(1), column(2), column(0, 2), column(1, 1), b"1"]),
     ended=st.sampled_from([b""] * 5 + [column(0)]),
     ends=st.sampled_from([()] * 5 + [(End("stop", 1),)]),
     logprobs=LOGPROBS,
@@ -100,7 +100,7 @@ class ReceivingEnd:
         check_deltas(deltas)
         found.chars, found.tokens = ends
         found.is_ahead = True
-        self.kept.add(deltas.handles, deltas.token_ids)
+        self.kept.add(deltas.handles, deltas.token_ids, deltas.counts)
         return deltas
 
     def relay(self, *watched: list[int], connection: Any = None) -> DeltaRelay:
@@ -113,7 +113,7 @@ class ReceivingEnd:
             send=lambda message: self.sent.append(message) is None,
             take_in=None,
         )
-        received: Any = SimpleNamespace(latest=self.found)
+        received: Any = SimpleNamespace(latest=self.found, find=lambda *_: None)
         ways = Ways(self._delivery, print, print)
         relay = new_delta_relay(self.link, connection, received, self.kept, ways, watched)
         assert relay is not None

@@ -19,7 +19,8 @@ STEPS = st.lists(
         MESSAGES,
         st.sampled_from(["open", "drop", "look"]),
         st.just("handles begin anew"),
-        st.tuples(st.sets(st.integers(0, 5)), st.integers(0, 3)),  # messages of a run
+        # messages of a run, and how many ids each has of a handle
+        st.tuples(st.sets(st.integers(0, 5)), st.integers(0, 3), st.integers(1, 2)),
     ),
     max_size=40,
 )
@@ -64,12 +65,14 @@ def test_what_is_kept_is_what_came(
             elif isinstance(step, tuple):
                 handles = [one * stride for one in step[0] if one * stride in opened]
                 if handles:
-                    _, run = kept.begin_run(pack_u32(handles))
+                    _, run, counts = kept.begin_run(pack_u32(handles))
                     for number in range(step[1]):
-                        run += pack_u32([one + number for one in handles])
+                        run += pack_u32([one + number for one in handles for _ in range(step[2])])
+                        if step[2] > 1:
+                            counts += pack_u32([step[2]] * len(handles))
                 for one in handles:
                     if one in expected:
-                        expected[one] += [one + number for number in range(step[1])]
+                        expected[one] += [one + at // step[2] for at in range(step[1] * step[2])]
             elif isinstance(step, list):
                 entries = [(w * stride, ids) for w, ids in step if w * stride in opened]
                 counts = [len(ids) for _, ids in entries]
