@@ -1,5 +1,5 @@
-"""What a step gave its rows is sent in C (`step_sender.c`): written as a frame, counted and sent in
-one call, in which acknowledgements of earlier steps are taken in, too.
+"""The tokens that a step gave its rows are sent in C (`step_sender.c`): written as a frame, counted
+and sent in one call, in which acknowledgements of earlier steps are taken in, too.
 
 `StepSender` sends what `WorkerSender` would send, to the byte, or leaves the step alone.
 """

@@ -61,8 +61,8 @@ class Cursors(RowTable):
 
     @property
     def columns(self) -> tuple[Int64s, Int64s, npt.NDArray[np.bool_], Int64s]:
-        """What C works on until a row is opened: positions sent and acknowledged, what is open and
-        since when.
+        """The columns that C works on until a row is opened: positions sent and acknowledged, what
+        is open and since when.
         """
         return self._sent, self.acked, self._open, self._opened_at
 

@@ -281,7 +281,7 @@ def _logprobs_of(
 
 
 def bytes_of_token(columns: StreamColumns) -> int:
-    """What a token of a fast row is counted as in a message's budget."""
+    """The bytes that a token of a fast row counts in a message's budget."""
     return 4 + 8 * columns.max_width + TEXT_BYTES
 
 
