@@ -25,7 +25,7 @@ class ReportReader:
     def take(self, data: bytes, now: float) -> bool: ...
 
 class SentRows:
-    """The receipt of a step that was sent. rows, ends: i64 columns of its rows and of where their
+    """The receipt of a step that was sent. rows, ends: u32 columns of its rows and of where their
     tokens end. life: see `Cursors`.
     """
 

@@ -26,7 +26,9 @@ static PyTypeObject *numbers_type, *loops_type, *pages_type;
 static PyObject *columns_type;
 static PyObject *num_free_name;
 
+/* The text of an entry. */
 typedef struct {
+    const uint8_t *at; /* NULL: of several tokens, `first` bytes behind the beginning of `utf8` */
     size_t first, num_bytes;
 } Text;
 
@@ -45,13 +47,21 @@ typedef struct {
     long long entry_bytes, token_bytes, budget; /* of a message */
     int32_t *places; /* by core row: the index of its row here; -1: none */
     size_t num_places;
+    /* of the rows of the latest step: kept while steps have the same */
+    uint8_t *last_rows; /* its column */
+    Py_ssize_t num_last;
+    bool is_single;      /* each got one token */
+    int32_t *place_of;   /* by index, the row's place in the step; -1: none */
+    int64_t *place_rows; /* by place */
+    int64_t *entry_rows; /* by entry of the message */
+    int32_t *entry_places;
     /* of a step */
-    int32_t *at;                          /* by place, the indices of its rows */
-    int64_t *counts, *firsts, *num_chars; /* by index: tokens, the first of them, characters */
-    Text *texts;                          /* by index */
-    int64_t *step_rows;                   /* by place, and the counts behind them */
+    int64_t *counts; /* by place: tokens */
+    int32_t *begins; /* by place: the first of them */
+    int32_t *num_chars;
+    Text *texts; /* by entry */
     uint32_t *ids;
-    uint8_t *utf8; /* of all texts */
+    uint8_t *utf8; /* the texts of several tokens */
     size_t room, text_room;
 } StepRelay;
 
@@ -96,12 +106,15 @@ static void dealloc(PyObject *object)
     while (self->num_views > 0)
         PyBuffer_Release(&self->views[--self->num_views]);
     PyMem_Free(self->places);
-    PyMem_Free(self->at);
+    PyMem_Free(self->last_rows);
+    PyMem_Free(self->place_of);
+    PyMem_Free(self->place_rows);
+    PyMem_Free(self->entry_rows);
+    PyMem_Free(self->entry_places);
     PyMem_Free(self->counts);
-    PyMem_Free(self->firsts);
+    PyMem_Free(self->begins);
     PyMem_Free(self->num_chars);
     PyMem_Free(self->texts);
-    PyMem_Free(self->step_rows);
     PyMem_Free(self->ids);
     PyMem_Free(self->utf8);
     type->tp_free(object);
@@ -270,14 +283,18 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
         PyErr_SetString(PyExc_ValueError, "StepRelay: no room for spans");
         goto failed;
     }
-    self->at = PyMem_Calloc(self->num + 1, sizeof *self->at);
-    self->counts = PyMem_Calloc(self->num + 1, sizeof *self->counts);
-    self->firsts = PyMem_Calloc(self->num + 1, sizeof *self->firsts);
-    self->num_chars = PyMem_Calloc(self->num + 1, sizeof *self->num_chars);
-    self->texts = PyMem_Calloc(self->num + 1, sizeof *self->texts);
-    self->step_rows = PyMem_Calloc(2 * self->num + 1, sizeof *self->step_rows);
-    if (self->at == NULL || self->counts == NULL || self->firsts == NULL ||
-        self->num_chars == NULL || self->texts == NULL || self->step_rows == NULL) {
+    const size_t room = (size_t)self->num + 1;
+    self->last_rows = PyMem_Calloc(room, 4);
+    self->place_of = PyMem_Calloc(room, sizeof *self->place_of);
+    self->place_rows = PyMem_Calloc(room, sizeof *self->place_rows);
+    self->entry_rows = PyMem_Calloc(room, sizeof *self->entry_rows);
+    self->entry_places = PyMem_Calloc(room, sizeof *self->entry_places);
+    self->counts = PyMem_Calloc(room, sizeof *self->counts);
+    self->begins = PyMem_Calloc(room, sizeof *self->begins);
+    self->num_chars = PyMem_Calloc(room, sizeof *self->num_chars);
+    self->texts = PyMem_Calloc(room, sizeof *self->texts);
+    if (!self->last_rows || !self->place_of || !self->place_rows || !self->entry_rows ||
+        !self->entry_places || !self->counts || !self->begins || !self->num_chars || !self->texts) {
         PyErr_NoMemory();
         goto failed;
     }
@@ -301,20 +318,58 @@ typedef struct {
 /* A stream with too many unacknowledged tokens is not scheduled: several are not left to owe. */
 static bool is_reported(const Step *step) { return step->is_awaited || step->counts.num_bytes; }
 
-/* Find the rows of a step, each of them once; fills `at`, `counts` and `firsts`. */
-static bool find_rows(StepRelay *self, const Step *step, Column core_rows)
+/* Put the rows of the step into the order of the message's entries: ascending, or as they came with
+ * their log-probabilities.
+ */
+static void place_entries(StepRelay *self, Py_ssize_t num)
 {
-    memset(self->counts, 0, (size_t)self->num * sizeof *self->counts);
-    int64_t first = 0;
-    for (Py_ssize_t place = 0; place < step->num; place++) {
+    const int64_t *rows = self->views[ROWS].buf, *order = self->views[ORDER].buf;
+    for (Py_ssize_t k = 0, found = 0; found < num; k++) {
+        const int32_t place = self->width ? (int32_t)k : self->place_of[order[k]];
+        if (place < 0)
+            continue;
+        self->entry_places[found] = place;
+        self->entry_rows[found++] = self->width ? self->place_rows[k] : rows[order[k]];
+    }
+}
+
+/* Find the rows of a step, each of them once. */
+static bool find_rows(StepRelay *self, Py_ssize_t num, Column core_rows)
+{
+    if (num == self->num_last && !memcmp(core_rows.at, self->last_rows, core_rows.num_bytes))
+        return true;
+    const int64_t *rows = self->views[ROWS].buf;
+    self->num_last = 0, self->is_single = false;
+    memset(self->place_of, 0xff, (size_t)self->num * sizeof *self->place_of);
+    for (Py_ssize_t place = 0; place < num; place++) {
         const uint32_t core_row = value_at(core_rows, place);
         const int32_t at = core_row < self->num_places ? self->places[core_row] : -1;
-        const int64_t count = count_at(step->counts, place);
-        if (at < 0 || self->counts[at] || !count)
+        if (at < 0 || self->place_of[at] >= 0)
             return false;
-        self->at[place] = at, self->counts[at] = count, self->firsts[at] = first;
-        first += count;
+        self->place_of[at] = (int32_t)place;
+        self->place_rows[place] = rows[at];
     }
+    place_entries(self, num);
+    memcpy(self->last_rows, core_rows.at, core_rows.num_bytes);
+    self->num_last = num;
+    return true;
+}
+
+/* Note how many tokens each row of a step gets, all of them some. */
+static bool count_tokens(StepRelay *self, const Step *step)
+{
+    if (self->is_single && !step->counts.num_bytes)
+        return true;
+    int32_t begin = 0;
+    self->is_single = false;
+    for (Py_ssize_t place = 0; place < step->num; place++) {
+        self->begins[place] = begin;
+        self->counts[place] = count_at(step->counts, place);
+        if (!self->counts[place])
+            return false;
+        begin += (int32_t)self->counts[place];
+    }
+    self->is_single = step->is_even;
     return true;
 }
 
@@ -345,8 +400,8 @@ static bool read_step(StepRelay *self, PyObject *message, Step *step)
     if (reader.has_failed || reader.at != reader.end || !step->num || core_rows.num_bytes % 4 ||
         step->num > self->num || ids.num_bytes != 4 * step->num_tokens ||
         step->starts.num_bytes != step->counts.num_bytes ||
-        step->logprobs.width != (uint64_t)self->width || !find_rows(self, step, core_rows) ||
-        !reserve_ids(self, step->num_tokens))
+        ids.num_bytes > INT32_MAX || step->logprobs.width != (uint64_t)self->width ||
+        !find_rows(self, step->num, core_rows) || !count_tokens(self, step) || !reserve_ids(self, step->num_tokens))
         return false;
     memcpy(self->ids, ids.at, ids.num_bytes);
     return true;
@@ -357,10 +412,8 @@ static bool may_defer(const StepRelay *self, const Step *step)
 {
     if (!self->width)
         return true;
-    for (Py_ssize_t place = 0; place < step->num; place++)
-        if (self->at[place] != place)
-            return false;
     return step->num == self->num && !step->counts.num_bytes &&
+           !memcmp(self->last_rows, PyBytes_AS_STRING(self->core_rows), 4 * (size_t)step->num) &&
            PyList_GET_SIZE(self->deferred) < self->max_deferred;
 }
 
@@ -385,36 +438,78 @@ static const char *utf8_of(PyObject *text, Py_ssize_t *size)
     return (const char *)PyUnicode_1BYTE_DATA(text);
 }
 
-/* True if the row has sent all that it had, and gets plain tokens that are due at once; notes their
- * text. An error may be set where it is not.
- */
-static bool is_plain_row(StepRelay *self, Step *step, Py_ssize_t at)
+/* Add the text of a token to that of an entry; false if it has none, where an error may be set. */
+static bool add_text(StepRelay *self, int64_t row, uint32_t id, Text *text, int64_t *num_chars)
 {
     const RowLoops *loops = self->loops;
-    const int64_t row = ((const int64_t *)self->views[ROWS].buf)[at];
-    const int64_t length = loops->lengths[row], end = length + self->counts[at];
-    if (!loops->is_fast[row] || loops->is_dirty[row] || loops->intervals[row] != 1 || length < 1 ||
-        end > UINT32_MAX || loops->sent_tokens[row] != length || loops->delivered_at[row] == 0.0 ||
-        end >= loops->max_tokens[row])
+    if (!is_plain_for(loops, row, id))
         return false;
-    const size_t first = step->num_bytes;
-    int64_t num_chars = 0;
-    const uint32_t *id = self->ids + self->firsts[at];
-    for (const uint32_t *behind = id + self->counts[at]; id < behind; id++) {
-        if (!is_plain_for(loops, row, *id))
+    PyObject *next = PyList_GET_ITEM(loops->texts, entry_of(loops, row, id));
+    Py_ssize_t size;
+    const char *utf8 = utf8_of(next, &size);
+    if (utf8 == NULL || !reserve_text(self, text->first + text->num_bytes + (size_t)size))
+        return false;
+    memcpy(self->utf8 + text->first + text->num_bytes, utf8, (size_t)size);
+    text->num_bytes += (size_t)size;
+    *num_chars += PyUnicode_GET_LENGTH(next);
+    return true;
+}
+
+/* True if the row has sent all that it had, and gets `count` tokens that are due at once. */
+static inline bool is_due(const RowLoops *loops, int64_t row, int64_t count)
+{
+    const int64_t length = loops->lengths[row], end = length + count;
+    return loops->is_fast[row] && !loops->is_dirty[row] && loops->intervals[row] == 1 && length >= 1 &&
+           end <= UINT32_MAX && loops->sent_tokens[row] == length && loops->delivered_at[row] != 0.0 &&
+           end < loops->max_tokens[row];
+}
+
+/* True if the rows get plain tokens that are due at once; notes their texts. An error may be set where
+ * they do not.
+ */
+static bool take_spans(StepRelay *self, Step *step)
+{
+    const RowLoops *loops = self->loops;
+    size_t first = 0;
+    for (Py_ssize_t k = 0; k < step->num; k++) {
+        const int64_t row = self->entry_rows[k], count = self->counts[self->entry_places[k]];
+        const uint32_t *id = self->ids + self->begins[self->entry_places[k]];
+        Text text = {NULL, first, 0};
+        int64_t num_chars = 0;
+        if (!is_due(loops, row, count))
             return false;
-        PyObject *text = PyList_GET_ITEM(loops->texts, entry_of(loops, row, *id));
+        for (const uint32_t *behind = id + count; id < behind; id++)
+            if (!add_text(self, row, *id, &text, &num_chars))
+                return false;
+        first += text.num_bytes;
+        if (first > INT32_MAX)
+            return false;
+        self->texts[k] = text, self->num_chars[k] = (int32_t)num_chars;
+        step->has_kinds |= num_chars && loops->kinds[row];
+    }
+    step->num_bytes = first;
+    return true;
+}
+
+/* Likewise where each gets one token. */
+static bool take_single(StepRelay *self, Step *step)
+{
+    const RowLoops *loops = self->loops;
+    for (Py_ssize_t k = 0; k < step->num; k++) {
+        const int64_t row = self->entry_rows[k];
+        const uint32_t id = self->ids[self->entry_places[k]];
+        if (!is_due(loops, row, 1) || !is_plain_for(loops, row, id))
+            return false;
+        PyObject *text = PyList_GET_ITEM(loops->texts, entry_of(loops, row, id));
         Py_ssize_t size;
         const char *utf8 = utf8_of(text, &size);
-        if (utf8 == NULL || !reserve_text(self, step->num_bytes + (size_t)size))
+        if (utf8 == NULL)
             return false;
-        memcpy(self->utf8 + step->num_bytes, utf8, (size_t)size);
+        self->texts[k].at = (const uint8_t *)utf8, self->texts[k].num_bytes = (size_t)size;
+        self->num_chars[k] = (int32_t)PyUnicode_GET_LENGTH(text);
         step->num_bytes += (size_t)size;
-        num_chars += PyUnicode_GET_LENGTH(text);
+        step->has_kinds |= size && loops->kinds[row];
     }
-    self->num_chars[at] = num_chars;
-    self->texts[at] = (Text){first, step->num_bytes - first};
-    step->has_kinds |= num_chars && loops->kinds[row];
     return true;
 }
 
@@ -429,21 +524,20 @@ static bool are_plain(StepRelay *self, Step *step)
     for (Py_ssize_t k = 0; k < self->views[OTHERS].len / 8; k++)
         if (loops->is_dirty[others[k]])
             return false;
-    for (Py_ssize_t at = 0; at < self->num; at++)
-        if (!self->counts[at] && loops->is_dirty[rows[at]])
+    for (Py_ssize_t at = 0; at < self->num && step->num < self->num; at++)
+        if (self->place_of[at] < 0 && loops->is_dirty[rows[at]])
             return false;
     if (self->entry_bytes * step->num + self->token_bytes * (long long)step->num_tokens >
         self->budget)
         return false;
     step->num_bytes = 0, step->has_kinds = false;
-    for (Py_ssize_t place = 0; place < step->num; place++) {
-        const int32_t at = self->at[place];
-        if (step->starts.num_bytes &&
-            value_at(step->starts, place) != prompt_lens[rows[at]] + loops->lengths[rows[at]])
-            return false;
-        if (!is_plain_row(self, step, at))
+    for (Py_ssize_t place = 0; place < step->num && step->starts.num_bytes; place++) {
+        const int64_t row = self->place_rows[place];
+        if (value_at(step->starts, place) != prompt_lens[row] + loops->lengths[row])
             return false;
     }
+    if (!(step->is_even ? take_single(self, step) : take_spans(self, step)))
+        return false;
     return step->num_bytes <= INT32_MAX;
 }
 
@@ -460,7 +554,6 @@ static int defer_logprobs(const StepRelay *self, const Step *step)
 static int append(const StepRelay *self, const Step *step)
 {
     RowLoops *loops = self->loops;
-    const int64_t *rows = self->views[ROWS].buf;
     PyObject *given = PyObject_GetAttr(self->table, num_free_name);
     if (given == NULL)
         return -1;
@@ -470,11 +563,7 @@ static int append(const StepRelay *self, const Step *step)
         return -1;
     if (num_free < 0 || num_free > self->pages->num_stack)
         return 0;
-    int64_t *own = self->step_rows, *counts = own + self->num;
-    for (Py_ssize_t place = 0; place < step->num; place++) {
-        own[place] = rows[self->at[place]];
-        counts[place] = self->counts[self->at[place]];
-    }
+    const int64_t *own = self->place_rows, *counts = step->is_even ? NULL : self->counts;
     Py_ssize_t stopped;
     const Py_ssize_t left =
         append_spans(self->pages, own, counts, self->ids, step->num, num_free, &stopped);
@@ -489,8 +578,9 @@ static int append(const StepRelay *self, const Step *step)
     }
     const uint32_t *last = self->ids - 1;
     for (Py_ssize_t place = 0; place < step->num; place++) {
-        loops->lengths[own[place]] += counts[place];
-        loops->last_ids[own[place]] = *(last += counts[place]);
+        const int64_t count = counts == NULL ? 1 : counts[place];
+        loops->lengths[own[place]] += count;
+        loops->last_ids[own[place]] = *(last += count);
         loops->is_dirty[own[place]] = 1;
     }
     return 1;
@@ -525,47 +615,45 @@ static int answer_core(const StepRelay *self, const Step *step)
     return 1;
 }
 
-/* Put the indices of the step's rows into the order of the message's entries: that of the rows, or as
- * they came with their log-probabilities.
- */
-static void sort_entries(StepRelay *self, const Step *step)
+static uint8_t *write_handles(const StepRelay *self, const Step *step, uint8_t *to)
 {
-    if (self->width)
-        return;
-    const int64_t *order = self->views[ORDER].buf;
-    for (Py_ssize_t k = 0, num = 0; k < self->num && num < step->num; k++)
-        if (self->counts[order[k]])
-            self->at[num++] = (int32_t)order[k];
+    to = write_column(to, 4 * (uint32_t)step->num);
+    for (Py_ssize_t k = 0; k < step->num; k++, to += 4)
+        memcpy(to, &self->loops->handles[self->entry_rows[k]], 4);
+    return to;
 }
 
-enum { HANDLES, CHARS, TOKENS, COUNTS, KINDS };
-
-static uint8_t *write_values(const StepRelay *self, const Step *step, uint8_t *to, int column)
+/* What a column has of each entry's row. */
+static uint8_t *write_values(const StepRelay *self, const Step *step, uint8_t *to,
+                             const int64_t *column)
 {
-    const RowLoops *loops = self->loops;
-    const int64_t *rows = self->views[ROWS].buf;
     to = write_column(to, 4 * (uint32_t)step->num);
     for (Py_ssize_t k = 0; k < step->num; k++, to += 4) {
-        const int32_t at = self->at[k];
-        const int64_t row = rows[at];
-        uint32_t value = 0;
-        switch (column) {
-        case HANDLES:
-            value = loops->handles[row];
-            break;
-        case CHARS:
-            value = (uint32_t)loops->sent_chars[row];
-            break;
-        case TOKENS:
-            value = (uint32_t)loops->sent_tokens[row];
-            break;
-        case COUNTS:
-            value = (uint32_t)self->counts[at];
-            break;
-        default:
-            value = self->num_chars[at] ? (uint32_t)loops->kinds[row] : 0;
-        }
+        const uint32_t value = (uint32_t)column[self->entry_rows[k]];
         memcpy(to, &value, 4);
+    }
+    return to;
+}
+
+static uint8_t *write_kinds(const StepRelay *self, const Step *step, uint8_t *to)
+{
+    to = write_column(to, 4 * (uint32_t)step->num);
+    for (Py_ssize_t k = 0; k < step->num; k++, to += 4) {
+        const int64_t kind = self->loops->kinds[self->entry_rows[k]];
+        const uint32_t value = self->num_chars[k] ? (uint32_t)kind : 0;
+        memcpy(to, &value, 4);
+    }
+    return to;
+}
+
+static uint8_t *write_counts(const StepRelay *self, const Step *step, uint8_t *to)
+{
+    if (step->is_even)
+        return write_column(to, 0);
+    to = write_column(to, 4 * (uint32_t)step->num);
+    for (Py_ssize_t k = 0; k < step->num; k++, to += 4) {
+        const uint32_t count = (uint32_t)self->counts[self->entry_places[k]];
+        memcpy(to, &count, 4);
     }
     return to;
 }
@@ -573,10 +661,15 @@ static uint8_t *write_values(const StepRelay *self, const Step *step, uint8_t *t
 static uint8_t *write_ids(const StepRelay *self, const Step *step, uint8_t *to)
 {
     to = write_column(to, 4 * (uint32_t)step->num_tokens);
+    if (step->is_even) {
+        for (Py_ssize_t k = 0; k < step->num; k++, to += 4)
+            memcpy(to, &self->ids[self->entry_places[k]], 4);
+        return to;
+    }
     for (Py_ssize_t k = 0; k < step->num; k++) {
-        const size_t num_bytes = 4 * (size_t)self->counts[self->at[k]];
-        memcpy(to, self->ids + self->firsts[self->at[k]], num_bytes);
-        to += num_bytes;
+        const uint32_t *id = self->ids + self->begins[self->entry_places[k]];
+        for (const uint32_t *end = id + self->counts[self->entry_places[k]]; id < end; id++, to += 4)
+            memcpy(to, id, 4);
     }
     return to;
 }
@@ -585,9 +678,9 @@ static uint8_t *write_texts(const StepRelay *self, const Step *step, uint8_t *to
 {
     to = write_array(to, (uint32_t)step->num);
     for (Py_ssize_t k = 0; k < step->num; k++) {
-        const Text text = self->texts[self->at[k]];
+        const Text text = self->texts[k];
         to = write_text_header(to, (uint32_t)text.num_bytes);
-        memcpy(to, self->utf8 + text.first, text.num_bytes);
+        memcpy(to, text.at == NULL ? self->utf8 + text.first : text.at, text.num_bytes);
         to += text.num_bytes;
     }
     return to;
@@ -600,16 +693,17 @@ static uint8_t *write_deltas(const StepRelay *self, const Step *step, uint8_t *t
     to = write_frame(to, self->client_epoch, (uint64_t)client->sent + 1, (uint64_t)client->received);
     to = write_array(to, DELTAS_FIELDS);
     to = write_number(to, DELTAS_TAG);
-    for (int column = HANDLES; column <= TOKENS; column++)
-        to = write_values(self, step, to, column);
+    to = write_handles(self, step, to);
+    to = write_values(self, step, to, self->loops->sent_chars);
+    to = write_values(self, step, to, self->loops->sent_tokens);
     to = write_texts(self, step, to);
     to = write_ids(self, step, to);
-    to = step->is_even ? write_column(to, 0) : write_values(self, step, to, COUNTS);
+    to = write_counts(self, step, to);
     to = write_column(to, 0); /* ended */
     to = write_array(to, 0);
     memcpy(to, step->logprobs.whole.at, step->logprobs.whole.num_bytes);
     to += step->logprobs.whole.num_bytes;
-    to = step->has_kinds ? write_values(self, step, to, KINDS) : write_column(to, 0);
+    to = step->has_kinds ? write_kinds(self, step, to) : write_column(to, 0);
     to = write_column(to, 0); /* entries with events, and these */
     return write_array(to, 0);
 }
@@ -632,7 +726,6 @@ static void add_span(const StepRelay *self, double begin)
 static void count_delivered(const StepRelay *self, const Step *step)
 {
     RowLoops *loops = self->loops;
-    const int64_t *rows = self->views[ROWS].buf;
     const double *bounds = self->views[BOUNDS].buf;
     const Py_ssize_t num_bounds = self->views[BOUNDS].len / 8;
     int64_t *buckets = self->views[BUCKETS].buf, *counters = self->views[COUNTERS].buf;
@@ -640,16 +733,15 @@ static void count_delivered(const StepRelay *self, const Step *step)
     Py_ssize_t bucket = 0;
     const double now = monotonic();
     for (Py_ssize_t k = 0; k < step->num; k++) {
-        const int32_t at = self->at[k];
-        const int64_t row = rows[at];
+        const int64_t row = self->entry_rows[k];
         const double gap = now - loops->delivered_at[row];
         if (gap != last)
             bucket = bucket_of(bounds, num_bounds, last = gap);
         buckets[bucket]++;
         *total += gap;
         loops->delivered_at[row] = now;
-        loops->sent_tokens[row] += self->counts[at];
-        loops->sent_chars[row] += self->num_chars[at];
+        loops->sent_tokens[row] += step->is_even ? 1 : self->counts[self->entry_places[k]];
+        loops->sent_chars[row] += self->num_chars[k];
         loops->is_dirty[row] = 0;
     }
     counters[NUM_MESSAGES]++;
@@ -667,7 +759,6 @@ static int send_deltas(StepRelay *self, const Step *step)
         PyErr_NoMemory();
         return -1;
     }
-    sort_entries(self, step);
     int is_taken = hand_over(self->deliver, data, write_deltas(self, step, data));
     if (data != few)
         PyMem_Free(data);

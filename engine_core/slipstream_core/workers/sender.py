@@ -32,7 +32,7 @@ from slipstream_core.workers.step_sender import (
     SentRows,
     StepSender,
 )
-from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.history.cursors import Cursors, Portion
 from slipstream_ipc.history.logprob_log import LogprobLog
 from slipstream_ipc.history.token_log import TokenLog
@@ -268,9 +268,7 @@ class WorkerSender:
             if isinstance(receipt, Portion):
                 self._cursors.acknowledge(receipt)
             elif receipt is not None:
-                rows, ends = (
-                    np.frombuffer(each, np.int64) for each in (receipt.rows, receipt.ends)
-                )
+                rows, ends = (u32(each).astype(np.int64) for each in (receipt.rows, receipt.ends))
                 self._cursors.acknowledge_ends(rows, ends, receipt.life)
 
     def _has_news(self) -> bool:

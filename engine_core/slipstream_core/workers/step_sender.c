@@ -25,8 +25,8 @@ static PyObject *width_name, *latest_name, *array_name, *life_name, *sent_name;
 /* The rows of a message, and where its tokens end. */
 typedef struct {
     PyObject_VAR_HEAD
-    long long life;   /* of the cursors, when it was sent */
-    int64_t values[]; /* the rows, then the ends */
+    long long life;    /* of the cursors, when it was sent */
+    uint32_t values[]; /* the rows, then the ends */
 } SentRows;
 
 static void free_receipt(PyObject *object)
@@ -39,7 +39,7 @@ static void free_receipt(PyObject *object)
 static PyObject *half_of(const SentRows *self, int half)
 {
     const Py_ssize_t num = Py_SIZE(self) / 2;
-    return PyBytes_FromStringAndSize((const char *)(self->values + half * num), 8 * num);
+    return PyBytes_FromStringAndSize((const char *)(self->values + half * num), 4 * num);
 }
 
 static PyObject *receipt_rows(PyObject *object, void *unused)
@@ -73,7 +73,7 @@ static PyType_Slot receipt_slots[] = {
 };
 
 static PyType_Spec receipt_spec = {"slipstream_core._native.SentRows", offsetof(SentRows, values),
-                                   sizeof(int64_t),
+                                   sizeof(uint32_t),
                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
                                    receipt_slots};
 
@@ -249,20 +249,24 @@ static int look_at_rows(const StepSender *self, Step *step)
         return 0;
     if (step->counts.obj != NULL && step->counts.len != step->rows.len)
         goto wrong;
-    step->receipt = (SentRows *)receipt_type->tp_alloc(receipt_type, 2 * num);
+    step->receipt = PyObject_NewVar(SentRows, receipt_type, 2 * num);
     if (step->receipt == NULL)
         return -1;
-    int64_t *ends = step->receipt->values + num;
+    uint32_t *values = step->receipt->values;
+    const int64_t num_rows = self->num_rows < UINT32_MAX ? self->num_rows : UINT32_MAX;
+    const int64_t num_marked = self->views[BY_ANY].len;
     Py_ssize_t num_tokens = 0;
-    memcpy(step->receipt->values, rows, (size_t)step->rows.len);
+    bool is_awaited = false;
     for (Py_ssize_t at = 0; at < num; at++) {
         const int64_t row = rows[at], count = count_of(step, at);
-        if (row < 0 || row >= self->num_rows || !open[row] || count < 1 || count > UINT32_MAX)
+        if (row < 0 || row >= num_rows || !open[row] || count < 1 || count > UINT32_MAX ||
+            sent[row] + count > UINT32_MAX)
             return 0;
-        step->is_awaited |= row < self->views[BY_ANY].len && by_any[row];
-        ends[at] = sent[row] + count;
+        is_awaited |= row < num_marked && by_any[row];
+        values[at] = (uint32_t)row, values[num + at] = (uint32_t)(sent[row] + count);
         num_tokens += (Py_ssize_t)count;
     }
+    step->is_awaited = is_awaited;
     if (step->ids.len != 4 * num_tokens)
         goto wrong;
     step->is_even = num_tokens == num;
@@ -297,16 +301,14 @@ static int open_logprobs(const StepSender *self, PyObject *deferred, Step *step)
     return 1;
 }
 
-enum { ROWS, COUNTS, STARTS };
-
-static uint8_t *write_values(const Step *step, uint8_t *to, int column)
+/* The counts, or where the tokens begin. */
+static uint8_t *write_spans(const Step *step, uint8_t *to, bool are_starts)
 {
-    const int64_t *rows = step->receipt->values, *ends = rows + step->num;
+    const uint32_t *ends = step->receipt->values + step->num;
     to = write_column(to, 4 * (uint32_t)step->num);
     for (Py_ssize_t at = 0; at < step->num; at++, to += 4) {
-        const int64_t count = count_of(step, at);
-        const uint32_t value =
-            (uint32_t)(column == ROWS ? rows[at] : column == COUNTS ? count : ends[at] - count);
+        const uint32_t count = (uint32_t)count_of(step, at);
+        const uint32_t value = are_starts ? ends[at] - count : count;
         memcpy(to, &value, 4);
     }
     return to;
@@ -320,10 +322,10 @@ static uint8_t *write_step(const StepSender *self, const Step *step, uint8_t *to
     to = write_array(to, STEP_FIELDS);
     to = write_number(to, STEP_TAG);
     to = write_number(to, step->step);
-    to = write_values(step, to, ROWS);
+    to = write_whole(to, step->receipt->values, 4 * (size_t)step->num);
     to = write_whole(to, step->ids.buf, (size_t)step->ids.len);
-    to = step->is_even ? write_column(to, 0) : write_values(step, to, COUNTS);
-    to = step->is_even ? write_column(to, 0) : write_values(step, to, STARTS);
+    to = step->is_even ? write_column(to, 0) : write_spans(step, to, false);
+    to = step->is_even ? write_column(to, 0) : write_spans(step, to, true);
     if (step->logprobs == NULL)
         to = write_nil(to);
     else {
@@ -338,8 +340,8 @@ static uint8_t *write_step(const StepSender *self, const Step *step, uint8_t *to
 /* True if the connection takes the step; -1: error. */
 static int write_frame_of(const StepSender *self, const Step *step)
 {
-    size_t most =
-        MOST_HEADERS * HEADER_BYTES + 12 * (size_t)step->num + (size_t)step->ids.len;
+    size_t most = MOST_HEADERS * HEADER_BYTES + (step->is_even ? 4 : 12) * (size_t)step->num +
+                  (size_t)step->ids.len;
     for (int at = 0; at < NUM_COLUMNS; at++)
         most += (size_t)step->columns[at].len;
     uint8_t few[2048], *data = most <= sizeof few ? few : PyMem_Malloc(most);
@@ -362,7 +364,7 @@ static int note_sent(StepSender *self, const Step *step)
     if (PyErr_Occurred() || count_sent(self->link, (PyObject *)step->receipt) < 0)
         return -1;
     int64_t *sent = self->views[SENT_TO].buf;
-    const int64_t *rows = step->receipt->values, *ends = rows + step->num;
+    const uint32_t *rows = step->receipt->values, *ends = rows + step->num;
     for (Py_ssize_t at = 0; at < step->num; at++)
         sent[rows[at]] = ends[at];
     if (step->logprobs != NULL)
@@ -374,7 +376,7 @@ static int note_sent(StepSender *self, const Step *step)
 static void acknowledge(const StepSender *self, const SentRows *receipt)
 {
     const Py_ssize_t num = Py_SIZE(receipt) / 2;
-    const int64_t *rows = receipt->values, *ends = rows + num;
+    const uint32_t *rows = receipt->values, *ends = rows + num;
     const int64_t *opened_at = self->views[OPENED_AT].buf;
     int64_t *acked = self->views[ACKED].buf;
     for (Py_ssize_t at = 0; at < num; at++) {

@@ -58,7 +58,8 @@ class SendingEnd:
         for receipt in self.link.take_receipts():
             if isinstance(receipt, SentRows):
                 rows, ends = (
-                    np.frombuffer(each, np.int64) for each in (receipt.rows, receipt.ends)
+                    np.frombuffer(each, np.uint32).astype(np.int64)
+                    for each in (receipt.rows, receipt.ends)
                 )
                 self.cursors.acknowledge_ends(rows, ends, receipt.life)
             else:
@@ -198,7 +199,7 @@ def test_other_receipts_are_left_to_be_taken() -> None:
     assert end.cursors.acked[0] == FIRST + 1
     other, receipt = end.link.take_receipts()
     assert other == "other"
-    assert np.frombuffer(receipt.ends, np.int64).tolist() == [FIRST + 3]
+    assert np.frombuffer(receipt.ends, np.uint32).tolist() == [FIRST + 3]
     assert native.send(4, [10]) == SENT
 
 

@@ -39,7 +39,7 @@ class ReceivedIds:
         """Keep this stream's ids from now on."""
         if handle <= self._last_opened:
             self._sort()
-        self._last_opened = handle
+        self._last_opened = max(self._last_opened, handle)
         self._sorted[handle] = bytearray()
 
     def drop(self, handle: int) -> None:
