@@ -25,16 +25,14 @@ from slipstream_core.model.tokenizer_file import find_tokenizer
 from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.step.plan import Runner
 from slipstream_core.workers.admission import Admission
-from slipstream_core.workers.crash_note_writer import CrashNote, begin_note
+from slipstream_core.workers.crash_note_writer import CrashNote, Succession, begin_note
 from slipstream_core.workers.handler import WorkerHandler
 from slipstream_core.workers.held_answers import HeldAnswers
 from slipstream_core.workers.pending import PendingAdmissions
-from slipstream_core.workers.possible_ends import PossibleEnds
 from slipstream_core.workers.sender import CoreAcceptor, WorkerSender
-from slipstream_core.workers.stream_table import CoreStreamTable
+from slipstream_core.workers.stream_store import CoreStreamStore
 from slipstream_core.workers.streams import StreamManager
 from slipstream_ipc.crash_note import read_note
-from slipstream_ipc.history.cursors import Cursors
 from slipstream_ipc.history.logprob_log import LogprobLog
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import ModelCard
@@ -116,11 +114,10 @@ def assemble_core(
         if config.died_within:
             suspects = read_note(directory) or ()
         note = begin_note(directory, max_num_seqs)
-    tokens = TokenLog()
-    logprobs = LogprobLog()
+    store, senders = CoreStreamStore(), dict[bytes, WorkerSender]()
     logprob_budget = LogprobBudget(int(config.logprobs_gib * 2**30))
     scheduler = Scheduler(
-        tokens=tokens,
+        tokens=store.tokens,
         cache=CacheConfig(
             num_blocks=runner.num_blocks,
             block_size=info.block_size,
@@ -150,21 +147,16 @@ def assemble_core(
         fingerprint=fingerprint_of(config, info),
         aliases=config.aliases,
     )
-    grammars = GrammarBitmasks(tokens, info.vocab_size)
+    grammars = GrammarBitmasks(store.tokens, info.vocab_size)
     compiler = GrammarCompiler(
         lambda: Vocabulary(find_tokenizer(config.model), info.vocab_size, info.eos_token_ids)
     )
     poller.register(compiler.fileno(), zmq.POLLIN)
     counters = EngineCounters()
-    streams, cursors, possible_ends = CoreStreamTable(), Cursors(), PossibleEnds()
-    senders: dict[bytes, WorkerSender] = {}
     manager = StreamManager(
         scheduler,
-        streams,
+        store,
         senders,
-        tokens,
-        logprobs,
-        possible_ends,
         grammars=grammars,
         logprob_budget=logprob_budget,
         counters=counters,
@@ -174,12 +166,8 @@ def assemble_core(
         card,
         scheduler,
         manager,
-        streams,
+        store,
         senders,
-        cursors,
-        possible_ends,
-        tokens,
-        logprobs,
         admission=Admission(
             card,
             fits=lambda num_tokens: -(-num_tokens // info.block_size) < runner.num_blocks,
@@ -190,16 +178,13 @@ def assemble_core(
         ),
         pending=PendingAdmissions(compiler, logprob_budget),
         held=HeldAnswers(int(config.response_store_mib * 2**20)),
-        note=note,
-        incarnation=config.incarnation,
-        suspects=suspects,
-        predecessor_ended_s=config.predecessor_ended_s,
+        succession=Succession(config.incarnation, suspects, config.predecessor_ended_s, note),
     )
     tracer = open_tracer(config.trace, "core")
     engine = Engine(
         runner,
         scheduler,
-        logprobs,
+        store.logprobs,
         handler,
         manager,
         poller,
@@ -212,8 +197,8 @@ def assemble_core(
         handler,
         manager,
         scheduler,
-        tokens,
-        logprobs,
+        store.tokens,
+        store.logprobs,
         logprob_budget,
         runner,
         sockets,

@@ -19,6 +19,7 @@ import contextlib
 import logging
 import mmap
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,16 @@ logger = logging.getLogger(__name__)
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]  # stream ids are [n, 2]
+
+
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """Facts about the core before this one, and the note for the next."""
+
+    incarnation: int  # this core's
+    suspects: tuple[bytes, ...]  # the streams that the previous one was computing
+    predecessor_ended_s: float  # CLOCK_MONOTONIC; 0.0: there was none
+    note: CrashNote | None
 
 
 class CrashNote:

@@ -29,18 +29,16 @@ from msgspec.structs import replace
 
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.workers.admission import Admission, WaitingLoad, is_same
-from slipstream_core.workers.crash_note_writer import CrashNote
+from slipstream_core.workers.crash_note_writer import Succession
 from slipstream_core.workers.held_answers import HeldAnswers
 from slipstream_core.workers.pending import PendingAdmissions
-from slipstream_core.workers.possible_ends import PossibleEnds
 from slipstream_core.workers.sender import CoreAcceptor, Receipt, WorkerSender
-from slipstream_core.workers.stream_table import CoreStream, CoreStreamTable
+from slipstream_core.workers.stream_store import CoreStreamStore
+from slipstream_core.workers.stream_table import CoreStream
 from slipstream_core.workers.streams import StreamManager
 from slipstream_ipc.columns import check_report, pack_u32, u32, u64
 from slipstream_ipc.errors import ProtocolError
-from slipstream_ipc.history.cursors import Cursors
-from slipstream_ipc.history.logprob_log import LogprobLog
-from slipstream_ipc.history.token_log import TokenLog, history_digest
+from slipstream_ipc.history.token_log import history_digest
 from slipstream_ipc.messages import (
     WANTS_LOAD,
     AdmissionRefused,
@@ -86,42 +84,27 @@ class WorkerHandler:
         card: ModelCard,
         scheduler: Scheduler,
         manager: StreamManager,
-        streams: CoreStreamTable,
+        store: CoreStreamStore,
         senders: dict[bytes, WorkerSender],
-        cursors: Cursors,
-        possible_ends: PossibleEnds,
-        tokens: TokenLog,
-        logprobs: LogprobLog,
         *,
         admission: Admission,
         pending: PendingAdmissions,
         held: HeldAnswers,
-        note: CrashNote | None,
-        incarnation: int,
-        suspects: tuple[bytes, ...],
-        predecessor_ended_s: float = 0.0,
+        succession: Succession,
     ) -> None:
-        """`suspects` are the streams that the previous core was computing, which ended at
-        `predecessor_ended_s` (CLOCK_MONOTONIC; 0.0: there was none).
-        """
-        self._predecessor_ended_s = predecessor_ended_s
         self._acceptor = acceptor
         self._card = card
         self._scheduler = scheduler
         self._manager = manager
-        self._streams = streams
+        self._store = store
+        self._streams, self._cursors = store.table, store.cursors
         self._senders = senders  # by identity of the worker
-        self._cursors = cursors
-        self._possible_ends = possible_ends
-        self._tokens = tokens
-        self._logprobs = logprobs
         self._admission = admission
         self._pending = pending
         self._held = held
-        self._note = note
+        self._succession = succession
+        self._note = succession.note
         self._num_in_flight = 0  # steps in flight
-        self._incarnation = incarnation
-        self._suspects = suspects
         self._now = 0.0  # monotonic, of the last `receive`
         self._serves_since_s = 0.0  # the same of the first one
         self._forgotten: deque[tuple[bytes, int]] = deque(maxlen=_MAX_FORGOTTEN)
@@ -324,10 +307,7 @@ class WorkerHandler:
         if sender is None:
             sender = WorkerSender(
                 self._acceptor,
-                self._tokens,
-                self._logprobs,
-                self._cursors,
-                self._possible_ends,
+                self._store,
             )
             self._senders[session.identity] = sender
         self._pending.drop_of(session.identity)
@@ -335,10 +315,11 @@ class WorkerHandler:
         sender.attach(session, [stream.row for stream in owned])
         self._acceptor.welcome(session, self._card)
         # streams that were admitted again have the strike in their registration
-        suspects = tuple(id_ for id_ in self._suspects if self._streams.get(id_) is None)
-        if suspects or self._predecessor_ended_s:
-            times = self._predecessor_ended_s, self._serves_since_s
-            sender.enqueue(Suspects(self._incarnation, suspects, *times))
+        before = self._succession
+        suspects = tuple(id_ for id_ in before.suspects if self._streams.get(id_) is None)
+        if suspects or before.predecessor_ended_s:
+            times = before.predecessor_ended_s, self._serves_since_s
+            sender.enqueue(Suspects(before.incarnation, suspects, *times))
         if not session.fresh:
             return  # the worker states its positions next
         for stream in owned:

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.workers.possible_ends import PossibleEnds
 from slipstream_core.workers.report_reader import (
     ReportReader,
     report_reader,
@@ -32,10 +31,9 @@ from slipstream_core.workers.step_sender import (
     SentRows,
     StepSender,
 )
+from slipstream_core.workers.stream_store import CoreStreamStore
 from slipstream_ipc.columns import pack_u32, u32
-from slipstream_ipc.history.cursors import Cursors, Portion
-from slipstream_ipc.history.logprob_log import LogprobLog
-from slipstream_ipc.history.token_log import TokenLog
+from slipstream_ipc.history.cursors import Portion
 from slipstream_ipc.messages import (
     KEPT_ENTRY_BYTES,
     AdmissionRefused,
@@ -72,15 +70,11 @@ class WorkerSender:
     def __init__(
         self,
         acceptor: CoreAcceptor,
-        tokens: TokenLog,
-        logprobs: LogprobLog,
-        cursors: Cursors,
-        possible_ends: PossibleEnds,
+        store: CoreStreamStore,
     ) -> None:
-        """`cursors` and `possible_ends` are shared by all senders: a row has one owner."""
+        """`store` is shared by all senders: a row has one owner."""
         self._acceptor = acceptor
-        self._tokens = tokens
-        self._logprobs = logprobs
+        self._tokens, self._logprobs = store.tokens, store.logprobs
         self._session: Session[Receipt] | None = None
         # sends steps, while the columns that it works on last
         self._step_sender: StepSender | None = None
@@ -95,8 +89,7 @@ class WorkerSender:
         # rows of the last step, and their list of log-probabilities, see `StepSender`
         self._deferred: tuple[RowSet, list[LogprobColumns] | None] = NO_ROWS, None
         self._wants_logprobs = False
-        self._cursors = cursors
-        self._possible_ends = possible_ends
+        self._cursors, self._possible_ends = store.cursors, store.possible_ends
         # ids that the worker has stated or admitted since it attached; None once its positions are
         # complete
         self.stated_ids: set[bytes] | None = None

@@ -27,13 +27,11 @@ from slipstream_core.scheduler.constraint_columns import permitted_mask
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.workers.admission import new_request, wants_prompt
-from slipstream_core.workers.possible_ends import PossibleEnds
 from slipstream_core.workers.sender import WorkerSender
-from slipstream_core.workers.stream_table import CoreStream, CoreStreamTable
+from slipstream_core.workers.stream_store import CoreStreamStore
+from slipstream_core.workers.stream_table import CoreStream
 from slipstream_ipc.columns import UInt32s, u32
-from slipstream_ipc.history.logprob_log import LogprobLog
 from slipstream_ipc.history.prompt_logprob_log import PromptLogprobLog
-from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.history.wide_logprobs import Candidates
 from slipstream_ipc.messages import (
     AdmissionRefused,
@@ -58,22 +56,18 @@ class StreamManager:
     def __init__(
         self,
         scheduler: Scheduler,
-        streams: CoreStreamTable,
+        store: CoreStreamStore,
         senders: dict[bytes, WorkerSender],
-        tokens: TokenLog,
-        logprobs: LogprobLog,
-        possible_ends: PossibleEnds,
         *,
         grammars: GrammarBitmasks,
         logprob_budget: LogprobBudget,
         counters: EngineCounters,
     ) -> None:
         self._scheduler = scheduler
-        self._streams = streams
+        self._streams = store.table
         self._senders = senders  # by identity of the worker
-        self._tokens = tokens
-        self._logprobs = logprobs
-        self._possible_ends = possible_ends
+        self._tokens, self._logprobs = store.tokens, store.logprobs
+        self._possible_ends = store.possible_ends
         self._prompts = PromptLogprobLog()
         self._grammars = grammars
         self._logprob_budget = logprob_budget

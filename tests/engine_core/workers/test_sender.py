@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.helpers.admits import admit_of
 
-from slipstream_core.workers.possible_ends import PossibleEnds
 from slipstream_core.workers.sender import WorkerSender
+from slipstream_core.workers.stream_store import CoreStreamStore
 from slipstream_ipc.columns import pack_u32, u32
-from slipstream_ipc.history.cursors import Cursors
-from slipstream_ipc.history.logprob_log import LogprobLog
-from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import Admit, Admitted, SamplingParams, Step, SyncDone
 from slipstream_ipc.row_set import RowSet
 
@@ -38,17 +35,16 @@ class Side:
     """A port with its histories, and the worker's end of it."""
 
     def __init__(self, num_rows: int = 4) -> None:
-        self.tokens, self.logprobs, self.cursors = TokenLog(), LogprobLog(), Cursors()
+        store = CoreStreamStore()
+        self.tokens, self.logprobs, self.cursors = store.tokens, store.logprobs, store.cursors
+        self.possible_ends = store.possible_ends
         self.credit = 16
         self.takes = True
         self.sent: list[Any] = []
         self.sets: dict[tuple[int, ...], RowSet] = {}
         self.receipts: list[Any] = []
         acceptor: Any = SimpleNamespace(send=self._send)
-        self.possible_ends = PossibleEnds()
-        self.port = WorkerSender(
-            acceptor, self.tokens, self.logprobs, self.cursors, self.possible_ends
-        )
+        self.port = WorkerSender(acceptor, store)
         self.session: Any = SimpleNamespace(
             is_open=True,
             fresh=True,
