@@ -46,14 +46,20 @@ def install(environment: Path, number: str, packages: Sequence[Path] = PACKAGES)
 
 
 def packages_of_commit(commit: str, folder: Path) -> list[Path] | None:
-    """The packages as they were at a commit; None where the repository does not have it."""
+    """The packages as they were at a commit, with their C compiled; None where the repository does
+    not have it.
+    """
     if shutil.which("git") is None:
         return None
     archive = subprocess.run(
-        ["git", "-C", ROOT, "archive", commit, *_FOLDERS], capture_output=True, check=False
+        ["git", "-C", ROOT, "archive", commit, *_FOLDERS, "packaging"],
+        capture_output=True,
+        check=False,
     )
     if archive.returncode:
         return None
     folder.mkdir()
     subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+    # as in a clone, an import compiles it
+    subprocess.run([sys.executable, "-c", "import slipstream_ipc"], cwd=folder / "ipc", check=True)
     return [path for each in _FOLDERS for path in (folder / each).glob("slipstream*")]

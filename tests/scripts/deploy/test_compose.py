@@ -76,7 +76,11 @@ def test_no_password_is_a_default_and_each_image_can_be_named_by_its_digest() ->
     for name, image in images.items():
         [(variable, defaults[name])] = re.findall(r"^\$\{(\w+):-(docker\.io/\S+:\S+)\}$", image)
         assert variable == f"{name.upper()}_IMAGE"
-    assert f"ARG PYTHON_IMAGE={defaults['python']}\nFROM $PYTHON_IMAGE\n" in CONTAINERFILE
+    assert (
+        f"\nARG PYTHON_IMAGE={defaults['python']}\nFROM $PYTHON_IMAGE AS build\n" in CONTAINERFILE
+    )
+    stages = re.findall(r"^FROM (.*)$", CONTAINERFILE, re.MULTILINE)
+    assert stages == ["$PYTHON_IMAGE AS build", "$PYTHON_IMAGE"]
 
 
 def test_prometheus_scrapes_the_server() -> None:
