@@ -449,7 +449,8 @@ static bool add_text(StepRelay *self, int64_t row, uint32_t id, Text *text, int6
     const char *utf8 = utf8_of(next, &size);
     if (utf8 == NULL || !reserve_text(self, text->first + text->num_bytes + (size_t)size))
         return false;
-    memcpy(self->utf8 + text->first + text->num_bytes, utf8, (size_t)size);
+    if (size) /* without any, utf8 may be NULL */
+        memcpy(self->utf8 + text->first + text->num_bytes, utf8, (size_t)size);
     text->num_bytes += (size_t)size;
     *num_chars += PyUnicode_GET_LENGTH(next);
     return true;
@@ -680,7 +681,8 @@ static uint8_t *write_texts(const StepRelay *self, const Step *step, uint8_t *to
     for (Py_ssize_t k = 0; k < step->num; k++) {
         const Text text = self->texts[k];
         to = write_text_header(to, (uint32_t)text.num_bytes);
-        memcpy(to, text.at == NULL ? self->utf8 + text.first : text.at, text.num_bytes);
+        if (text.num_bytes)
+            memcpy(to, text.at == NULL ? self->utf8 + text.first : text.at, text.num_bytes);
         to += text.num_bytes;
     }
     return to;

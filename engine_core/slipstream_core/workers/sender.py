@@ -219,7 +219,8 @@ class WorkerSender:
             return False
         deferred = None
         if self._wants_logprobs:
-            if rows is not self._deferred[0]:
+            # None for a set's first step, behind another set's
+            if rows is not self._deferred[0] or self._deferred[1] is None:
                 self._deferred = rows, self._logprobs.deferred_of(rows)
             deferred = self._deferred[1]
             if deferred is None and self._logprobs.shared_width(rows) != 0:

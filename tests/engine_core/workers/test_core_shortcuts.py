@@ -134,14 +134,20 @@ class World:
         self.owners: list[int] = []  # of the streams, by number
         self.num_steps = self.num_in_c = 0
 
-    def admit(self, worker: int, params: SamplingParams, stop_ids: tuple[int, ...]) -> None:
+    def admit(
+        self,
+        worker: int,
+        params: SamplingParams,
+        stop_ids: tuple[int, ...] = (EOS,),
+        prompt_len: int = 3,
+    ) -> None:
         self.owners.append(worker)
         num = len(self.owners)
         assert params.max_tokens is not None
         self.workers[worker].say(
             admit_of(
                 stream_id=num.to_bytes(16, "big"),
-                prompt_ids=pack_u32([1, 2, num % NUM_IDS]),
+                prompt_ids=pack_u32([1, 2, num % NUM_IDS] + [1] * (prompt_len - 3)),
                 params=params,
                 stop_token_ids=stop_ids,
                 seed=num,
@@ -391,4 +397,16 @@ def test_a_long_streak_is_sent_in_c(spans: int) -> None:
     assert world.num_in_c > 14
     assert spans or world.core.scheduler._streak.appender is not None
     assert isinstance(world.core.handler._senders[b"w0"]._reports, _native.ReportReader)
+    world.core.close()
+
+
+def test_log_probabilities_behind_a_long_prompt_are_sent_in_c() -> None:
+    """The rows of the step that ends a prompt are another set than those of the steps behind it."""
+    world = World(1, in_c=True)
+    world.workers[0].attach(fresh=True)
+    world.admit(0, SamplingParams(max_tokens=60, logprobs=2), prompt_len=100)
+    for _ in range(20):
+        world.turn([1])
+        act(world, "report", 0, 0)
+    assert world.num_in_c > 14
     world.core.close()
