@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = "from slipstream_ipc._native import StreakCounts as S; print(S.__doc__, S().num_sent)"
+PROGRAM = "from slipstream_ipc._native import read_messages as f; print(f.__doc__)"
 
 
 @pytest.fixture
@@ -47,27 +47,27 @@ def module(clone: Path) -> Path:
 
 
 def test_it_is_compiled_once_and_where_c_or_a_header_has_changed(clone: Path) -> None:
-    assert run(clone) == (0, "None 1", "")
+    assert run(clone) == (0, "Read messages.", "")
     made = module(clone).stat()
-    assert run(clone) == (0, "None 1", "")
+    assert run(clone) == (0, "Read messages.", "")
     assert module(clone).stat().st_ino == made.st_ino
-    for name in ("streak.c", "streak.h"):
-        (clone / "ipc" / "slipstream_ipc" / "history" / name).touch()
-        assert run(clone) == (0, "None 1", "")
+    for name in ("transport/local_io.c", "history/token_pages.h"):
+        (clone / "ipc" / "slipstream_ipc" / name).touch()
+        assert run(clone) == (0, "Read messages.", "")
         assert module(clone).stat().st_mtime_ns > made.st_mtime_ns
         made = module(clone).stat()
 
 
 def test_sources_of_any_age_are_compiled_once(clone: Path) -> None:
     """A clock that is ahead wrote one of them, and a copy that keeps times brings an older one."""
-    source = clone / "ipc" / "slipstream_ipc" / "history" / "streak.c"
+    source = clone / "ipc" / "slipstream_ipc" / "transport" / "local_io.c"
     os.utime(source, ns=(2**62, 2**62))
-    assert run(clone) == (0, "None 1", "")
+    assert run(clone) == (0, "Read messages.", "")
     made = module(clone).stat().st_ino
-    assert run(clone) == (0, "None 1", "")
+    assert run(clone) == (0, "Read messages.", "")
     assert module(clone).stat().st_ino == made
     os.utime(source, (1, 1))
-    assert run(clone) == (0, "None 1", "")
+    assert run(clone) == (0, "Read messages.", "")
     assert module(clone).stat().st_ino != made
 
 
@@ -75,12 +75,12 @@ def test_a_damaged_module_is_compiled_anew(clone: Path) -> None:
     """A machine that stops, and a disk that is full, leave files without their end."""
     run(clone)
     os.truncate(module(clone), 4096)
-    assert run(clone) == (0, "None 1", "")
+    assert run(clone) == (0, "Read messages.", "")
     [noted] = module(clone).parent.glob("*.inputs")
     for end in (0, noted.stat().st_size // 2):
         made = module(clone).stat().st_ino
         os.truncate(noted, end)
-        assert run(clone) == (0, "None 1", "")
+        assert run(clone) == (0, "Read messages.", "")
         assert module(clone).stat().st_ino != made
 
 
@@ -90,7 +90,7 @@ def test_what_a_killed_compilation_leaves_goes_with_the_next(clone: Path) -> Non
     compiler.chmod(0o755)
     before = set(folder.iterdir())
     assert run(clone, CC=str(compiler))[0] == -9
-    assert run(clone) == (0, "None 1", "")
+    assert run(clone) == (0, "Read messages.", "")
     left = {each.name for each in set(folder.iterdir()) - before} - {"__pycache__"}
     assert left == {module(clone).name, f"{module(clone).name}.inputs"}
 
@@ -110,7 +110,7 @@ os.mkdir = os.unlink = os.replace = refuse
     folder = clone / "ipc" / "slipstream_ipc"
     assert said == f"{where}, and {folder} cannot be written: Read-only file system\n"
     run(clone)
-    assert run(clone, refused + PROGRAM) == (0, "None 1", "")
+    assert run(clone, refused + PROGRAM) == (0, "Read messages.", "")
 
 
 def test_programs_that_start_at_once_compile_once(clone: Path) -> None:
@@ -125,12 +125,12 @@ def test_programs_that_start_at_once_compile_once(clone: Path) -> None:
 
 
 def test_what_fails_to_compile_leaves_nothing(clone: Path) -> None:
-    source = clone / "ipc" / "slipstream_ipc" / "history" / "streak.c"
+    source = clone / "ipc" / "slipstream_ipc" / "transport" / "local_io.c"
     source.write_text(source.read_text() + "\nno C\n")
     code, _, said = run(clone)
     assert code == 1
     assert said.startswith("the C module of slipstream_ipc failed to compile:\n")
-    assert "streak.c" in said
+    assert "local_io.c" in said
     assert {each.name for each in source.parents[1].iterdir()} >= {"_native.c"}
     assert not list(source.parents[1].glob("*.so"))
 
