@@ -212,8 +212,8 @@ class OutputPath:
     def _next_ids(
         self, requests: np.ndarray[Any, Any]
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
-        """What the device would sample for these requests: ids row by row, and how many of each;
-        None: one.
+        """Draw a step's tokens for these requests: ids row by row, and how
+        many of each; None: one.
         """
         least, most = self._tokens_per_row
         begins = self._at[requests]

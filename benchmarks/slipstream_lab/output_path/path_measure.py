@@ -91,7 +91,7 @@ def measure(
 
 
 def name_of_span(tokens_per_row: tuple[int, int]) -> int | str:
-    """As the option has it: `2` or `2-5`."""
+    """The spelling that the option takes: `2` or `2-5`."""
     least, most = tokens_per_row
     return least if least == most else f"{least}-{most}"
 

@@ -1,4 +1,4 @@
-"""What a fleet's supervisor tells while the fleet starts."""
+"""The events of a fleet's supervisor while the fleet starts."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ class Twin:
         return at_fault
 
     def collect(self, spans: int = 0) -> tuple[list[list[int] | None], list[int]]:
-        """What the oldest step gave to whom, and those that ended. spans: the most tokens of a row;
-        0: one each.
+        """The tokens of the oldest step by stream, and those that ended. spans: the most tokens
+        of a row; 0: one each.
         """
         plan = self.in_flight.popleft()
         if self.anew:

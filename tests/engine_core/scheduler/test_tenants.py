@@ -1,4 +1,4 @@
-"""What a worker admits under one root is found under the same alone, through a whole core."""
+"""Cached blocks are found under the root of their admission alone, through a whole core."""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ def test_a_row_that_computes_more_tokens_than_it_has_is_refused() -> None:
 
 
 def test_plans_that_are_read_share_no_arrays() -> None:
-    """What a runner has written it would take for what it has to write."""
+    """A runner would take an array that it has written for one that it has to write."""
     space = memoryview(packed(plan_of([Row(), Row()])))
     buffer = PlanBuffer(space)
     first, second = buffer.view(), buffer.view()

@@ -77,7 +77,7 @@ def test_a_stream_runs_where_any_replica_runs_it() -> None:
 
 
 def divided(parts: list[Any]) -> Future[Any]:
-    """What two workers say of three streams, the first one of the middle one."""
+    """The answers of two workers about three streams; the first worker has the middle one."""
     future: Future[Any] = Future()
     query = Locate(0, (b"1" * 16, b"2" * 16, b"3" * 16))
     answer = AnswerOfAll(query, future, 2, places=[[1], [0, 2]])
