@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -23,7 +24,8 @@ from slipstream_core.model.fingerprint import fingerprint_of
 from slipstream_core.model.host_memory import read_host_memory
 from slipstream_core.model.tokenizer_file import find_tokenizer
 from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
-from slipstream_core.step.plan import Runner
+from slipstream_core.scheduler.scheduling import Scheduling
+from slipstream_core.step.plan import Runner, TurnRunner
 from slipstream_core.workers.admission import Admission
 from slipstream_core.workers.crash_note_writer import CrashNote, Succession, begin_note
 from slipstream_core.workers.handler import WorkerHandler
@@ -59,14 +61,14 @@ _UNKNOWN_MEMORY = 16 * 2**30  # bytes, assumed where the machine does not report
 class Core:
     """An assembled core."""
 
-    engine: Engine
+    engine: Engine[Any]
     handler: WorkerHandler
     manager: StreamManager
-    scheduler: Scheduler
+    scheduler: Scheduling[Any]
     tokens: TokenLog
     logprobs: LogprobLog
     logprob_budget: LogprobBudget
-    runner: Runner
+    runner: TurnRunner[Any]
     sockets: ServerSockets
     tracer: Tracer | None
     note: CrashNote | None

@@ -23,13 +23,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Container
+from typing import Generic
 
 import zmq
 
 from slipstream_core.engine_counters import EngineCounters
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
-from slipstream_core.scheduler.scheduler import Scheduler
-from slipstream_core.step.plan import Runner, StepFailed, StepPlan
+from slipstream_core.scheduler.scheduling import Scheduling
+from slipstream_core.step.plan import StepFailed, TurnRunner, TurnT
 from slipstream_core.workers.handler import WorkerHandler
 from slipstream_core.workers.streams import StreamManager
 from slipstream_ipc.history.logprob_log import LogprobLog
@@ -49,13 +50,13 @@ _SMOOTHING = 0.2
 _GAUGE_S = 0.05  # between two looks at the load
 
 
-class Engine:
+class Engine(Generic[TurnT]):
     """Drives one runner for all streams of a core."""
 
     def __init__(
         self,
-        runner: Runner,
-        scheduler: Scheduler,
+        runner: TurnRunner[TurnT],
+        scheduler: Scheduling[TurnT],
         logprobs: LogprobLog,
         handler: WorkerHandler,
         manager: StreamManager,
@@ -75,7 +76,7 @@ class Engine:
         self._tracer = tracer
         self._grammars = grammars
         self._counters = counters
-        self._in_flight: deque[StepPlan] = deque()
+        self._in_flight: deque[TurnT] = deque()
         self._collected_step = 0
         self._published_step = 0
         # monotonic: when the oldest step in flight began, or the last one ended if there is none
@@ -237,7 +238,7 @@ class Engine:
             self._publish()
             self._give_masks(self._in_flight[0])
 
-    def _give_masks(self, plan: StepPlan) -> None:
+    def _give_masks(self, plan: TurnT) -> None:
         """Pass the runner the masks of `plan`; all steps before it are collected."""
         rows = self._scheduler.grammar_rows_of(plan)
         masks, broken = self._grammars.masks(rows)
@@ -245,7 +246,7 @@ class Engine:
         for row, fault in broken:
             self._manager.end_by_fault([row], fault)
 
-    def _handle_failure(self, plan: StepPlan, error: StepFailed) -> None:
+    def _handle_failure(self, plan: TurnT, error: StepFailed) -> None:
         """Handle a failed step: a request alone in it ends; several are retried, each alone."""
         at_fault = self._scheduler.fail(plan)
         logger.error(

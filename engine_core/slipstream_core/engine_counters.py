@@ -11,8 +11,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.scheduler.scheduling import Scheduling
 from slipstream_ipc.telemetry.histogram import BriefHistogramBuilder, HistogramBuilder
 from slipstream_ipc.telemetry.statistics import (
     CoreCounters,
@@ -94,7 +95,7 @@ class EngineCounters:
         """No step is in flight, though there are requests."""
         self._idle_since = now
 
-    def numbers(self, scheduler: Scheduler, num_pending: int, now: float) -> CoreNumbers:
+    def numbers(self, scheduler: Scheduling[Any], num_pending: int, now: float) -> CoreNumbers:
         """A snapshot of all counters and gauges, as of now."""
         if self._idle_since is not None:
             self._idle_s += now - self._idle_since

@@ -128,7 +128,7 @@ class CoreParts:
         at = [clock()]
         handler.receive(now)
         at.append(clock())
-        plan = scheduler.schedule(lambda: handler.acked)
+        plan: StepPlan | None = scheduler.schedule(lambda: handler.acked)
         at.append(clock())
         assert plan is not None
         handler.launching(plan.step, scheduler.rows_of(plan))
@@ -140,14 +140,14 @@ class CoreParts:
         do_all_decode = plan.num_decodes == plan.num_requests == self._batch
         if len(self._in_flight) < 2:
             return do_all_decode
-        plan = self._in_flight.popleft()
+        done = self._in_flight.popleft()
         result = self._runner.collect()
         at = [clock()]
-        sampled = scheduler.complete(plan, result.token_ids)
+        sampled = scheduler.complete(done, result.token_ids)
         core.manager.mark_dirty(sampled.rows)
-        handler.collected(plan.step)
+        handler.collected(done.step)
         at.append(clock())
-        handler.publish(plan.step)
+        handler.publish(done.step)
         at.append(clock())
         core.logprobs.flush_deferred()
         at.append(clock())

@@ -33,6 +33,7 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError
 from slipstream_bench.common import process_census
 from slipstream_bench.common.provenance import commit
+from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_verify.fuzz.fuzz_run import FuzzFailed, answers_alone
 from slipstream_verify.fuzz.fuzz_stack import ErrorLog, FuzzStack
 from slipstream_verify.fuzz.honest_client import HonestAnswer, HonestClient
@@ -160,6 +161,7 @@ class _Waits:
 
     def __init__(self, stack: FuzzStack, honest: HonestClient) -> None:
         self._handler = stack.core.handler
+        assert isinstance(stack.core.scheduler, Scheduler)
         self._scheduler = stack.core.scheduler
         self._honest = honest
         self._room = stack.core.logprob_budget

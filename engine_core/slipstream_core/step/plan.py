@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -257,16 +257,56 @@ class StepFailed(Exception):  # noqa: N818  (an outcome of a step, named like th
         self.step = step
 
 
-class Runner(Protocol):
-    """Executes plans in launch order, on one device."""
+class PromptStarts(Protocol):
+    """The prompts that a step scores a part of."""
+
+    @property
+    def starts(self) -> Int64s:
+        """The first position of each part, [P]."""
+
+
+class Turn(Protocol):
+    """One step as the loop handles it, whatever the device is given to compute it.
+
+    A `StepPlan` is one: it says all before the step runs. Where the device's own engine schedules,
+    some of it is known only when the step is collected.
+    """
+
+    @property
+    def step(self) -> int:
+        """The step's number; those of a core ascend by one."""
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that the step computes; known once it is collected."""
+
+    @property
+    def num_requests(self) -> int:
+        """Its requests; known once it is collected."""
+
+    @property
+    def awaits_masks(self) -> bool:
+        """True if `TurnRunner.sample` has to be called before the step can sample."""
+
+    @property
+    def prompt(self) -> PromptStarts | None:
+        """The prompts it scores, if any; known once it is collected."""
+
+
+TurnT = TypeVar("TurnT", bound=Turn)
+_TurnT_contra = TypeVar("_TurnT_contra", bound=Turn, contravariant=True)
+
+
+class TurnRunner(Protocol[_TurnT_contra]):
+    """Executes steps in launch order, on one device."""
 
     info: ModelInfo
     num_blocks: int  # of its cache, including the null block
 
-    def launch(self, plan: StepPlan) -> None:
+    def launch(self, plan: _TurnT_contra) -> None:
         """Enqueue a step. Does not block."""
 
-    def sample(self, plan: StepPlan, masks: Int32s) -> None:
+    def sample(self, plan: _TurnT_contra, masks: Int32s) -> None:
         """Pass the masks of a launched plan that awaits them. Does not block.
 
         `masks` [G, ceil(vocab / 32)] has a bit for each token id, the lowest first; 1 is allowed.
@@ -287,3 +327,7 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Stop the device's thread, free the cache. Idempotent."""
+
+
+class Runner(TurnRunner[StepPlan], Protocol):
+    """Executes the plans of this project's scheduler."""

@@ -22,12 +22,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Container, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.scheduler.scheduling import Scheduling
 from slipstream_core.workers.admission import Admission, WaitingLoad, is_same
 from slipstream_core.workers.crash_note_writer import Succession
 from slipstream_core.workers.held_answers import HeldAnswers
@@ -82,7 +83,7 @@ class WorkerHandler:
         self,
         acceptor: CoreAcceptor,
         card: ModelCard,
-        scheduler: Scheduler,
+        scheduler: Scheduling[Any],
         manager: StreamManager,
         store: CoreStreamStore,
         senders: dict[bytes, WorkerSender],

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from slipstream_core.grammar.matcher import CallMatcher, GrammarMatcher
 from slipstream_core.logprob_budget import LogprobBudget, first_bytes, stream_bytes
 from slipstream_core.reasoning import reasoning_state
 from slipstream_core.scheduler.constraint_columns import permitted_mask
-from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.scheduler.scheduling import Scheduling
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.workers.admission import new_request, wants_prompt
 from slipstream_core.workers.sender import WorkerSender
@@ -55,7 +56,7 @@ class StreamManager:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Scheduling[Any],
         store: CoreStreamStore,
         senders: dict[bytes, WorkerSender],
         *,
