@@ -164,10 +164,9 @@ class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
         return f"Delta({', '.join(shown)})"
 
 
-class CompletionOutput(Struct, frozen=True, eq=False):
-    """One answer to a prompt. index: its number among the `n` answers, from 0."""
+class Answer(Struct, frozen=True, eq=False):
+    """The text and the tokens of one answer, from its whole stream. text: all of it."""
 
-    index: int
     text: str
     _whole: Delta
 
@@ -187,14 +186,6 @@ class CompletionOutput(Struct, frozen=True, eq=False):
         requested.
         """
         return self._whole.logprobs
-
-    @property
-    def cumulative_logprob(self) -> float | None:
-        """The sum of the tokens' own log-probabilities; None if they were not requested."""
-        cut = self._whole._batch.cut(self._whole._entry, self._whole._skip)
-        if not cut.width:
-            return None
-        return float(f32(cut.values)[:: cut.width].sum(dtype=np.float64))
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -234,6 +225,20 @@ class CompletionOutput(Struct, frozen=True, eq=False):
         Incomplete tool calls are left out.
         """
         return message_of(events_of(self._whole))
+
+
+class CompletionOutput(Answer, frozen=True, eq=False):
+    """One answer to a prompt. index: its number among the `n` answers, from 0."""
+
+    index: int
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum of the tokens' own log-probabilities; None if they were not requested."""
+        cut = self._whole._batch.cut(self._whole._entry, self._whole._skip)
+        if not cut.width:
+            return None
+        return float(f32(cut.values)[:: cut.width].sum(dtype=np.float64))
 
     def finished(self) -> bool:
         """True if the answer has ended: always, for compatibility with vLLM."""
@@ -268,7 +273,7 @@ class RequestMetrics(Struct, frozen=True):
     finished_time: float
 
 
-class RequestOutput(Struct, frozen=True, eq=False):
+class RequestOutput(Answer, frozen=True, eq=False):
     """A prompt and its answers, with vLLM's names.
 
     `text`, the tokens and the finish reason are those of the first answer.
@@ -283,8 +288,6 @@ class RequestOutput(Struct, frozen=True, eq=False):
 
     request_id: str
     label: str
-    text: str
-    _whole: Delta
     _prompt_ids: bytes
     _others: tuple[RequestOutput, ...] = ()
     _prompt: PromptPieces | None = None
@@ -297,7 +300,7 @@ class RequestOutput(Struct, frozen=True, eq=False):
     def outputs(self) -> list[CompletionOutput]:
         """All `n` answers to the prompt."""
         return [
-            CompletionOutput(index, each.text, each._whole)
+            CompletionOutput(each.text, each._whole, index)
             for index, each in enumerate(self.choices)
         ]
 
@@ -317,23 +320,6 @@ class RequestOutput(Struct, frozen=True, eq=False):
         return (self, *self._others)
 
     @property
-    def num_tokens(self) -> int:
-        """The number of the answer's tokens; cheaper than `len(token_ids)`."""
-        return self._whole.num_tokens
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The answer's token ids."""
-        return self._whole.token_ids
-
-    @property
-    def logprobs(self) -> list[TokenLogprobs] | None:
-        """The candidates of each token by token id, the token itself first; None if they were not
-        requested.
-        """
-        return self._whole.logprobs
-
-    @property
     def prompt_logprobs(self) -> PromptTokenLogprobs | None:
         """The candidates of each prompt token by token id, the token itself first; None for the
         first token, which has no log-probability. Shared by all answers to the prompt.
@@ -341,45 +327,6 @@ class RequestOutput(Struct, frozen=True, eq=False):
         None where they were not requested.
         """
         return prompt_logprobs_of(self._prompt)
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """The reason why the answer ended."""
-        return self._whole.finish_reason
-
-    @property
-    def stop_reason(self) -> int | str | None:
-        """The stop token id or stop string that ended the answer; None for any other end."""
-        return self._whole.stop_reason
-
-    @property
-    def content(self) -> str:
-        """The text of the answer itself: `text` without reasoning and tool calls. Where the model's
-        format is unknown, or the request was none of chat messages, it is `text`.
-        """
-        return self._whole.content
-
-    @property
-    def reasoning(self) -> str | None:
-        """The text of the model's reasoning; None where there is none."""
-        return self._whole.reasoning or None
-
-    @property
-    def reasoning_content(self) -> str | None:
-        """`reasoning`, by its name in OpenAI-compatible servers."""
-        return self.reasoning
-
-    @property
-    def tool_calls(self) -> list[ToolCall]:
-        """The functions that the answer calls; those with the status "incomplete" were cut off."""
-        return tool_calls_of(events_of(self._whole))
-
-    @property
-    def message(self) -> ChatMessage:
-        """The answer as an assistant's turn, to be appended to the messages of the next request.
-        Incomplete tool calls are left out.
-        """
-        return message_of(events_of(self._whole))
 
     @property
     def num_cached_tokens(self) -> int | None:

@@ -236,7 +236,7 @@ def test_delta_shows_what_it_says() -> None:
 
 def test_completion_reads_like_its_delta() -> None:
     batch = DeltaBatch(message_of([(1, [(5, [(5, -1.0)], 1)])]), {0: End("stop", 1, stop_reason=5)})
-    completion = RequestOutput("id", "label", "a", Delta("a", batch, 0), pack_u32(np.arange(3)))
+    completion = RequestOutput("a", Delta("a", batch, 0), "id", "label", pack_u32(np.arange(3)))
     assert completion.token_ids == [5]
     assert completion.num_tokens == 1
     assert completion.logprobs == [{5: Logprob(-1.0, 1, 5)}]
@@ -252,21 +252,21 @@ def test_an_output_says_how_much_of_its_prompt_was_cached() -> None:
     end = End("stop", 1, num_cached_tokens=16)
     batch = DeltaBatch(message_of([(0, [(5, [], 1)])]), {0: end})
     for whole in (Delta("a", batch, 0), join([Delta("a", batch, 0)]), join([], end)):
-        assert RequestOutput("1", "", "a", whole, b"").num_cached_tokens == 16
-    assert RequestOutput("1", "", "", join([]), b"").num_cached_tokens is None
+        assert RequestOutput("a", whole, "1", "", b"").num_cached_tokens == 16
+    assert RequestOutput("", join([]), "1", "", b"").num_cached_tokens is None
 
 
 def test_an_output_has_vllms_shape_whoever_asked() -> None:
     batch = DeltaBatch(message_of([(1, [(5, [(5, -1.0)], 1)])]), {0: End("stop", 1, stop_reason=5)})
     whole = Delta("a", batch, 0)
-    other = RequestOutput("2", "", "b", Delta("b", batch, 0), b"")
-    output = RequestOutput("1", "label", "a", whole, b"", (other,), prompt="say a")
+    other = RequestOutput("b", Delta("b", batch, 0), "2", "", b"")
+    output = RequestOutput("a", whole, "1", "label", b"", (other,), prompt="say a")
     assert (output.request_id, output.prompt, output.finished) == ("1", "say a", True)
     first, second = output.outputs
     assert (first.index, first.text, second.index, second.text) == (0, "a", 1, "b")
     assert (first.token_ids, first.num_tokens, first.logprobs) == ([5], 1, whole.logprobs)
     assert (first.finish_reason, first.stop_reason) == ("stop", 5)
-    assert first == CompletionOutput(0, "a", whole)
+    assert first == CompletionOutput("a", whole, 0)
     assert first != second
     assert repr(first).startswith(
         "CompletionOutput(index=0, text='a', token_ids=[5], cumulative_logprob=-1.0, logprobs=[{5: "
@@ -280,7 +280,7 @@ def test_the_cumulative_logprob_is_that_of_the_tokens_themselves(
 ) -> None:
     _, tokens = data.draw(entries(width))
     batch = DeltaBatch(message_of([(width, tokens)]), {})
-    answer = CompletionOutput(0, "text", Delta("text", batch, 0))
+    answer = CompletionOutput("text", Delta("text", batch, 0), 0)
     expected = sum(candidates[0][1] for _, candidates, _ in tokens)
     found = answer.cumulative_logprob
     assert (found is None) == (not tokens)
@@ -303,7 +303,7 @@ def test_a_joined_delta_has_the_times_of_its_first_and_last_token() -> None:
 def test_metrics_of_several_answers_cover_all_of_them() -> None:
     batch = DeltaBatch(message_of([(0, [(5, [], 1)])]), {0: End("stop", 1)})
     first, second = (
-        RequestOutput("1", "", "a", Delta("a", batch, 0), b"", metrics=RequestMetrics(*times))
+        RequestOutput("a", Delta("a", batch, 0), "1", "", b"", metrics=RequestMetrics(*times))
         for times in ((1.0, 3.0, 4.0), (2.0, None, 5.0))
     )
     assert together([first, second]).metrics == RequestMetrics(1.0, 3.0, 5.0)

@@ -11,7 +11,6 @@ import asyncio
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Unpack
 
 import numpy as np
@@ -91,12 +90,7 @@ class AsyncStream(BaseStream, AsyncIterator[Delta]):
     async def __aenter__(self) -> AsyncStream:
         return self
 
-    async def __aexit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     async def accepted(self) -> None:
@@ -184,12 +178,7 @@ class AsyncClient:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def connect(self) -> ModelCard:

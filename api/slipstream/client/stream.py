@@ -276,10 +276,10 @@ class BaseStream:
         whole = self._unread.popleft() if is_whole else join((), state.end)
         zero = time.time() - time.monotonic()
         return RequestOutput(
-            self.id,
-            self.label,
             whole.text,
             whole,
+            self.id,
+            self.label,
             state.prompt_ids or b"",
             _prompt=state.prompt_logprobs,
             prompt=prompt_text_of(request) if isinstance(request, Submit) else None,

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, islice
-from types import TracebackType
 
 from slipstream.client.stream import ClientConnection
 from slipstream.client.streams.stream_group import Items, StreamGroup
@@ -151,12 +150,7 @@ class Streams(_Many, Iterable[tuple[int, Delta]]):
     def __enter__(self) -> Streams:
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _wait(self) -> None:
@@ -202,12 +196,7 @@ class AsyncStreams(_Many):
     async def __aenter__(self) -> AsyncStreams:
         return self
 
-    async def __aexit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     async def _wait(self) -> None:

@@ -225,8 +225,8 @@ class App:
         status = self.health.status(now, is_draining=self.is_draining)
         found = self.statistics.processes.items()
         pids = {name: process.pid for name, process in found if process.pid}
-        replicas = {each.shown_name: str(each.condition) for each in self._io.replicas}
-        if replicas and status == "ok" and not self._io.is_serving:
+        replicas = {each.shown_name: str(each.condition) for each in self._io.cluster.statuses()}
+        if replicas and status == "ok" and not self._io.cluster.is_serving:
             status = "recovering"
         health = Health(
             status,
@@ -242,11 +242,11 @@ class App:
     def _get_metrics(self, request: HttpRequest, exchange: Exchange) -> None:
         model_name = self._metrics_label
         accept = request.headers.get(b"accept", b"").decode("latin-1")
-        if self._io.replicas and parse_qs(request.query).get("replicas") == ["all"]:
+        if self._io.cluster.statuses() and parse_qs(request.query).get("replicas") == ["all"]:
             self._get_metrics_of_all(exchange, accept)
             return
         exchange.respond(
-            self._metrics.response(self.statistics, model_name, accept, self._io.replicas)
+            self._metrics.response(self.statistics, model_name, accept, self._io.cluster.statuses())
         )
 
     def _get_metrics_of_all(self, exchange: Exchange, accept: str) -> None:
@@ -271,7 +271,7 @@ class App:
         self._inspected = MetricsOfAll(
             self.statistics,
             self._metrics_label,
-            self._io.replicas,
+            self._io.cluster.statuses(),
             inspected,
             prefix=self._metrics_prefix,
         )
@@ -285,10 +285,10 @@ class App:
         if self.is_draining:
             raise is_draining()
         models = served_models(self._io)
-        if not self._io.is_attached or not self.health.serves:
+        if not self._io.cluster.is_attached or not self.health.serves:
             raise not_ready("the engine does not respond")
-        if not self._io.is_serving:
-            of_these = f" of {', '.join(self._io.models_away)}" if len(models) > 1 else ""
+        if not self._io.cluster.is_serving:
+            of_these = f" of {', '.join(self._io.cluster.models_away)}" if len(models) > 1 else ""
             raise not_ready(f"no replica{of_these} takes requests now")
         names = [model.name for model in models]
         if len(names) == 1:
@@ -300,7 +300,9 @@ class App:
     def _get_live(self, _request: HttpRequest, exchange: Exchange) -> None:
         names = [model.name for model in self._io.models]
         model_name = ", ".join(names) or None
-        exchange.respond(self.live.response(model_name, self.health.processes, self._io.replicas))
+        exchange.respond(
+            self.live.response(model_name, self.health.processes, self._io.cluster.statuses())
+        )
 
     def _get_models(self, request: HttpRequest, exchange: Exchange) -> None:
         """Raises: ApiError."""

@@ -139,7 +139,7 @@ async def _serve(
                 app.live.add(command)
 
     def numbers() -> FrontNumbers:
-        return with_router(server.numbers(), io.router_counters)
+        return with_router(server.numbers(), io.cluster.counters)
 
     def beat() -> None:
         beats.beat(time.monotonic(), numbers)

@@ -43,7 +43,7 @@ def read(read_deltas: list[Delta] | deque[Delta]) -> list[tuple[EventKind, str, 
 
 
 def output_of(whole: Delta) -> RequestOutput:
-    return RequestOutput("id", "", whole.text, whole, b"")
+    return RequestOutput(whole.text, whole, "id", "", b"")
 
 
 @given(

@@ -22,8 +22,6 @@ import zmq
 from slipstream.client.connection.cluster import Cluster, Statements
 from slipstream.client.connection.link_session import GOODBYE_S
 from slipstream.client.connection.queries import Query
-from slipstream.client.placing.replica_status import ReplicaStatus
-from slipstream.client.placing.router_counters import RouterCounters
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
 from slipstream_ipc.messages import Fault, ModelCard
@@ -33,7 +31,10 @@ from slipstream_ipc.transport.curve import Access
 
 
 class LoopIO:
-    """Carries streams over one connection, in the running event loop, until it is closed."""
+    """Carries streams over one connection, in the running event loop, until it is closed.
+
+    cluster: others only read what it knows of the server.
+    """
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class LoopIO:
         self.loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = _LoopPoller(self.loop, self._turn)
-        self._cluster = Cluster(
+        self.cluster = Cluster(
             self._context,
             address,
             timeout_s,
@@ -71,46 +72,14 @@ class LoopIO:
         """The models that the server last reported: one, or those of a fleet; empty before the
         first connection.
         """
-        return self._cluster.models
-
-    @property
-    def is_attached(self) -> bool:
-        """True if the connection is attached to a server, as far as is known."""
-        return self._cluster.is_attached
-
-    @property
-    def is_serving(self) -> bool:
-        """True if a request would be accepted now, as far as is known."""
-        return self._cluster.is_serving
-
-    @property
-    def models_away(self) -> list[str]:
-        """The names of a fleet's models that no replica takes requests for, as far as is known."""
-        return self._cluster.models_away
-
-    @property
-    def is_replica_starting(self) -> bool:
-        """True if a replica of a fleet is loading a model that is not known yet."""
-        return self._cluster.is_starting
-
-    @property
-    def replicas(self) -> list[ReplicaStatus]:
-        """The status of each replica of a fleet, as far as it is known; empty for a single
-        server.
-        """
-        return self._cluster.statuses()
-
-    @property
-    def router_counters(self) -> RouterCounters | None:
-        """The counters of the placing of streams; None for a single server."""
-        return self._cluster.counters
+        return self.cluster.models
 
     def inspect(self, within_s: float, use: Callable[[Statements], None]) -> None:
         """Ask the replicas of a fleet for their statistics; see `Cluster.inspect`. `use` is
         called within `within_s`.
         """
-        if self._cluster.is_fleet and not self._is_closed:
-            give_up = self._cluster.inspect(use, time.monotonic())
+        if self.cluster.is_fleet and not self._is_closed:
+            give_up = self.cluster.inspect(use, time.monotonic())
             self.loop.call_later(within_s, give_up)
             self._schedule()
         else:
@@ -122,8 +91,8 @@ class LoopIO:
         """Call `use`, within `within_s`, with the name of the model that computes a stream; empty
         where there is one model, or no replica knows the stream.
         """
-        if self._cluster.is_fleet and not self._is_closed:
-            give_up = self._cluster.find_model(stream_id, scope, use, time.monotonic())
+        if self.cluster.is_fleet and not self._is_closed:
+            give_up = self.cluster.find_model(stream_id, scope, use, time.monotonic())
             self.loop.call_later(within_s, give_up)
             self._schedule()
         else:
@@ -139,14 +108,14 @@ class LoopIO:
             raise _closed()
         future: Future[ModelCard] = Future()
         future.set_running_or_notify_cancel()  # so that a cancelled caller cannot cancel it
-        self._cluster.connect(future, time.monotonic())
+        self.cluster.connect(future, time.monotonic())
         return await asyncio.wrap_future(future)
 
     def submit(self, state: StreamState) -> None:
         """Submit the stream's request. On a closed connection it ends with a ClosedError."""
-        self._cluster.submit(state, time.monotonic())
+        self.cluster.submit(state, time.monotonic())
         if self._is_closed:
-            self._cluster.end_all(_closed)
+            self.cluster.end_all(_closed)
         self._schedule()
 
     def ask(self, query: Query, model: str = "") -> Future[Any]:
@@ -158,18 +127,18 @@ class LoopIO:
         if self._is_closed:
             future.set_exception(_closed())
             return future
-        self._cluster.ask(query, future, time.monotonic(), _call, model)
+        self.cluster.ask(query, future, time.monotonic(), _call, model)
         self._schedule()
         return future
 
     def abort(self, state: StreamState) -> None:
         """Ask the server to end the stream, which then still receives its End."""
-        self._cluster.abort(state)
+        self.cluster.abort(state)
         self._schedule()
 
     def abandon(self, state: StreamState) -> None:
         """End the stream at once, without waiting for the server."""
-        self._cluster.abandon(state)
+        self.cluster.abandon(state)
         self._schedule()
 
     def release(self, state: StreamState) -> None:
@@ -187,7 +156,7 @@ class LoopIO:
         self._begin_close()
         try:
             deadline = self.loop.time() + GOODBYE_S
-            while not self._cluster.say_goodbye(time.monotonic()):
+            while not self.cluster.say_goodbye(time.monotonic()):
                 if not await self._poller.wait(deadline - self.loop.time()):
                     break
         finally:
@@ -200,7 +169,7 @@ class LoopIO:
         elif not self._is_closed:
             self._begin_close()
             deadline = time.monotonic() + GOODBYE_S
-            while not self._cluster.say_goodbye(now := time.monotonic()) and now < deadline:
+            while not self.cluster.say_goodbye(now := time.monotonic()) and now < deadline:
                 self._poller.block(deadline - now)
             self._end_close()
 
@@ -210,10 +179,10 @@ class LoopIO:
     def _begin_close(self) -> None:
         self._is_closed = True
         self._ticker.cancel()
-        self._cluster.end_all(_closed)
+        self.cluster.end_all(_closed)
 
     def _end_close(self) -> None:
-        self._cluster.close()
+        self.cluster.close()
         self._context.destroy(linger=0)
         if self._tracer is not None:
             self._tracer.close()
@@ -226,21 +195,21 @@ class LoopIO:
             return
         begin_ns = time.monotonic_ns()
         try:
-            has_deltas = self._cluster.turn(time.monotonic(), arrived)
+            has_deltas = self.cluster.turn(time.monotonic(), arrived)
         except Exception as error:  # our own fault: end all streams, so that none waits for ever
             why = f"the client's connection failed: {type(error).__name__}: {error}"
-            self._cluster.end_all(partial(EngineError, Fault("engine", why)))
+            self.cluster.end_all(partial(EngineError, Fault("engine", why)))
             raise
         if self._tracer is not None and has_deltas:
             self._tracer.add(SpanKind.CLIENT, begin_ns, time.monotonic_ns())
         if self._poller.has_more():
             self._schedule()
-        if self._cluster.is_in_doubt:
+        if self.cluster.is_in_doubt:
             self._ticker.cancel()
             self._ticker = self._call_tick()
 
     def _call_tick(self) -> asyncio.TimerHandle:
-        return self.loop.call_at(next_multiple(self.loop.time(), self._cluster.tick_s), self._tick)
+        return self.loop.call_at(next_multiple(self.loop.time(), self.cluster.tick_s), self._tick)
 
     def _tick(self) -> None:
         self._ticker = self._call_tick()

@@ -10,7 +10,7 @@ times are seconds of one monotonic clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -32,37 +32,6 @@ Reason = Literal["home", "second", "load", "last"]
 _REASONS: tuple[Reason, ...] = ("home", "second", "second")
 
 
-class PlacementPolicy(Protocol):
-    """The choice of a member for each request."""
-
-    def choose(
-        self, key: PromptKey, prompt_len: int, members: Sequence[MemberLoad], now: float
-    ) -> Sequence[int]:
-        """Up to four indices of `members`, the best one first; the others are for a request that
-        the ones before them did not take. Empty if there are no members.
-
-        prompt_len: tokens of the prompt, and of what a moved stream has behind it. members: those
-        that can take the request.
-        """
-
-    def note_submitted(
-        self,
-        key: PromptKey,
-        prompt_len: int,
-        member: MemberLoad,
-        now: float,
-        *,
-        is_again: bool = False,
-    ) -> SentRequest:
-        """The request is sent to `member`; to be called each time that it is sent.
-
-        is_again: it was sent before, to this member or to another one.
-        """
-
-    def note_ended(self, sent: SentRequest, now: float) -> None:
-        """Record that a sent request has ended, was refused, or was moved to another member."""
-
-
 class Candidate(NamedTuple):
     """A member that may take a request.
 
@@ -77,7 +46,7 @@ class Candidate(NamedTuple):
 
 
 class Placement:
-    """The product's `PlacementPolicy`, for one router.
+    """The choice of a member for each request, by one router.
 
     prefix_weight: how much a token to compute weighs beside one that waits; more keeps more
     conversations with the cache that has them.
@@ -99,7 +68,12 @@ class Placement:
     def choose(
         self, key: PromptKey, prompt_len: int, members: Sequence[MemberLoad], now: float
     ) -> Sequence[int]:
-        """See `PlacementPolicy`."""
+        """Up to four indices of `members`, the best one first; the others are for a request that
+        the ones before them did not take. Empty if there are no members.
+
+        prompt_len: tokens of the prompt, and of what a moved stream has behind it. members: those
+        that can take the request.
+        """
         return [candidate.member for candidate in self.candidates(key, prompt_len, members)]
 
     def candidates(
@@ -150,7 +124,10 @@ class Placement:
         *,
         is_again: bool = False,
     ) -> SentRequest:
-        """See `PlacementPolicy`."""
+        """The request is sent to `member`; to be called each time that it is sent.
+
+        is_again: it was sent before, to this member or to another one.
+        """
         last = self._last
         if last is None or last.key is not key or member not in last.known:
             known = self._memory.known(key, [member])[0]
@@ -169,7 +146,7 @@ class Placement:
         return sent
 
     def note_ended(self, sent: SentRequest, now: float) -> None:
-        """See `PlacementPolicy`."""
+        """Record that a sent request has ended, was refused, or was moved to another member."""
         key = self._open.pop(sent, None)
         if key is not None:  # its cache was asked for the prompt until now
             self._memory.remember(key, sent.member, now)

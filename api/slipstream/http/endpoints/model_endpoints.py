@@ -213,7 +213,7 @@ class ModelEndpoints:
             ask(False)
 
     def _is_any_away(self) -> bool:
-        return any(each.condition == "away" for each in self._io.replicas)
+        return any(each.condition == "away" for each in self._io.cluster.statuses())
 
     def abort(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /abort. Raises: ApiError."""

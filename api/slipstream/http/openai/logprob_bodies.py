@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
-from typing import cast
 
 from slipstream.delta_batch import Logprob, TokenLogprobs
 from slipstream.http.openai.response_bodies import (
     ChatLogprobs,
-    CompletionLogprobs,
     LogprobById,
-    Logprobs,
     LogprobsById,
     TokenLogprob,
     TopLogprob,
@@ -68,44 +65,6 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], k: int, texts: TokenTexts) -
             )
         )
     return ChatLogprobs(content)
-
-
-def completion_logprobs(
-    entries: Sequence[TokenLogprobs], k: int, texts: TokenTexts, position: TextPosition
-) -> CompletionLogprobs:
-    """The columns of tokens that begin at `position`, which is advanced past them."""
-    offsets: list[int] = []
-    values: list[float | None] = []
-    tokens: list[str] = []
-    tops: list[dict[str, float] | None] = []
-    for entry in entries:
-        sampled = next(iter(entry.values()))
-        token = texts.of(sampled.token_id)
-        offsets.append(position.offset)
-        position.advance(token.raw or b"")
-        values.append(shown_logprob(sampled))
-        tokens.append(token.name)
-        tops.append(top_logprobs_by_name(entry, k, texts))
-    return CompletionLogprobs(offsets, values, tokens, tops)
-
-
-def concat_logprobs(parts: Sequence[Logprobs]) -> Logprobs:
-    """Concatenate the log-probabilities of consecutive parts of a text, all of one shape."""
-    match parts[0]:
-        case CompletionLogprobs():
-            columns = [cast(CompletionLogprobs, part) for part in parts]
-            return CompletionLogprobs(
-                [offset for part in columns for offset in part.text_offset],
-                [value for part in columns for value in part.token_logprobs],
-                [token for part in columns for token in part.tokens],
-                [top for part in columns for top in part.top_logprobs],
-            )
-        case ChatLogprobs():
-            contents = [cast(ChatLogprobs, part).content for part in parts]
-            return ChatLogprobs([entry for content in contents for entry in content])
-        case _:
-            lists = [cast(list[LogprobsById], part) for part in parts]
-            return [entry for part in lists for entry in part]
 
 
 def top_logprobs_by_name(entry: TokenLogprobs, k: int, texts: TokenTexts) -> dict[str, float]:

@@ -47,7 +47,7 @@ def served_model(io: LoopIO, name: str | None) -> ModelCard:
         return model
     if name is None:
         raise bad_field("model", f"model: missing, allowed: {names_of(models)}")
-    if io.is_replica_starting:
+    if io.cluster.is_starting:
         raise not_ready(f"model: {name!r} is not served yet; a replica is loading its model")
     raise unknown_model(name, names_of(models))
 

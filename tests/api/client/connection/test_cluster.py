@@ -108,8 +108,13 @@ def address_of(*replicas: Replica) -> str:
     return ",".join([replica.address for replica in replicas])
 
 
+def cluster_of(client: Client | AsyncClient) -> Any:
+    """The cluster of a client's connection."""
+    return client._io.cluster if isinstance(client, AsyncClient) else client._io._cluster
+
+
 def is_attached(client: Any, num: int) -> bool:
-    return len(client._io._cluster._moves.open_members()) == num
+    return len(cluster_of(client)._moves.open_members()) == num
 
 
 def attached(client: Client, num: int) -> None:
@@ -216,7 +221,7 @@ def test_whether_a_lost_replica_is_gone_is_looked_at_again_in_a_loop(place, monk
         lost, submit = await asyncio.to_thread(first_submit, [first, second], patience)
         lost.send(deltas(Entry(lost.accept(submit), "a")))
         text = (await anext(stream)).text
-        found_gone_late(monkeypatch, client._io._cluster)
+        found_gone_late(monkeypatch, client._io.cluster)
         await asyncio.to_thread(lost.stop)
         other = second if lost is first else first
         handle = other.accept(await asyncio.to_thread(expect, other, Submit))

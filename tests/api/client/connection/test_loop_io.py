@@ -62,7 +62,7 @@ def test_streams(worker: FakeWorker, run: Any) -> None:
     async def main() -> None:
         io = LoopIO(worker.address, 10.0)
         assert (await io.connect()).name == "fake"
-        assert io.is_attached
+        assert io.cluster.is_attached
         readers = [Reader(io) for _ in range(40)]  # more than a link's window
         whole = Reader(io, wants_whole=True)
         handles = [await away(worker.expect_and_accept) for _ in range(41)]

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.oracles.completion_logprobs import completion_logprobs
 
 from slipstream import compiled
 from slipstream.delta_batch import DeltaBatch
 from slipstream.demo_model import MODEL_PATH
-from slipstream.http.openai.logprob_bodies import TextPosition, chat_logprobs, completion_logprobs
+from slipstream.http.openai.logprob_bodies import TextPosition, chat_logprobs
 from slipstream.http.openai.logprob_encoding import (
     Tails,
     chat_logprobs_json,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.oracles.completion_logprobs import completion_logprobs
 
 from slipstream import delta_batch
 from slipstream.delta_batch import EntryColumns, batch_of
@@ -21,7 +22,6 @@ from slipstream.http.openai.logprob_bodies import (
     TextPosition,
     candidates_by_id,
     chat_logprobs,
-    completion_logprobs,
     logprobs_by_id,
     top_logprobs_by_name,
 )

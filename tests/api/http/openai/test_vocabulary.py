@@ -6,11 +6,12 @@ import asyncio
 import math
 from pathlib import Path
 
+from tests.oracles.completion_logprobs import completion_logprobs
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from slipstream.delta_batch import Logprob
 from slipstream.demo_model import MODEL_PATH
-from slipstream.http.openai.logprob_bodies import TextPosition, chat_logprobs, completion_logprobs
+from slipstream.http.openai.logprob_bodies import TextPosition, chat_logprobs
 from slipstream.http.openai.vocabulary import TokenTexts
 
 
