@@ -19,10 +19,10 @@ from slipstream_core.engine_counters import EngineCounters
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.llguidance_backend import Vocabulary
-from slipstream_core.logprob_budget import LogprobBudget
 from slipstream_core.model.fingerprint import fingerprint_of
 from slipstream_core.model.host_memory import read_host_memory
 from slipstream_core.model.tokenizer_file import find_tokenizer
+from slipstream_core.scheduler.logprob_budget import LogprobBudget
 from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.scheduler.scheduling import Scheduling
 from slipstream_core.step.plan import Runner, TurnRunner

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from slipstream_ipc.messages import Status
 
 
@@ -36,3 +39,20 @@ def brief(error: Exception) -> str:
     """The type and first line of an error: transformers' messages run to paragraphs."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@contextmanager
+def compiling(model: str, what: str) -> Iterator[None]:
+    """Turn errors into ModelLoadError, except OutOfMemoryError, which the caller handles."""
+    import torch  # which not every process that reports such errors needs
+
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise ModelLoadError(
+            model,
+            f"its {what} kernels cannot be compiled for this card ({brief(error)}); set native "
+            "to false to use torch instead, which is slower",
+        ) from error

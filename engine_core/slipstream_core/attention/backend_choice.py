@@ -20,13 +20,8 @@ import torch
 from slipstream_core.attention.geometry import LayerGeometry
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.kernels.card.tiles import MAX_DIM, MAX_GROUP, Heads, supports
-from slipstream_core.kernels.card.triton_support import (
-    compiling,
-    is_wanted,
-    shared_limit,
-    unready,
-)
-from slipstream_core.load_error import ModelLoadError
+from slipstream_core.kernels.card.triton_support import is_wanted, shared_limit, unready
+from slipstream_core.load_error import ModelLoadError, compiling
 
 if TYPE_CHECKING:
     from slipstream_core.attention.triton_backend import TritonAttention

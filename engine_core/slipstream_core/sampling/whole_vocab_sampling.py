@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from slipstream_core.kernels.card.triton_support import compiling, is_wanted, unready
+from slipstream_core.kernels.card.triton_support import is_wanted, unready
+from slipstream_core.load_error import compiling
 from slipstream_core.sampling.top_k_top_p import TruncationLimits
 from slipstream_core.sampling.top_tokens import most_likely
 

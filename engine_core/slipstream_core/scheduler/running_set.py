@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.logprob_budget import LogprobBudget
+from slipstream_core.scheduler.logprob_budget import LogprobBudget
 from slipstream_core.scheduler.request_blocks import RequestBlocks
 from slipstream_core.scheduler.request_table import NO_SLOT, RequestTable, SlotTable
 from slipstream_core.scheduler.waiting_queue import WaitingQueue

@@ -33,9 +33,9 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from slipstream_core.kvcache.snapshots import Snapshots
-from slipstream_core.logprob_budget import LogprobBudget, outputs_bytes, step_len
 from slipstream_core.scheduler.decode_batch import DecodeBatch, DecodeStreak
 from slipstream_core.scheduler.launched_steps import Launched, LaunchedSteps, Sampled
+from slipstream_core.scheduler.logprob_budget import LogprobBudget, outputs_bytes, step_len
 from slipstream_core.scheduler.prefill import Chunk, Prefill
 from slipstream_core.scheduler.prompt_logprobs import PromptLogprobRows
 from slipstream_core.scheduler.reasoning_rows import ReasoningRows

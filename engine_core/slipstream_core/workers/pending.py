@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.matcher import CallMatcher, GrammarMatcher
-from slipstream_core.logprob_budget import LogprobBudget, first_bytes
+from slipstream_core.scheduler.logprob_budget import LogprobBudget, first_bytes
 from slipstream_core.workers.admission import num_tokens_of
 from slipstream_ipc.messages import MAX_LEFT_OUT, Admit, Fault
 

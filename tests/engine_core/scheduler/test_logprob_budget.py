@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.scheduler_harness import Harness, Limits, prompt_of
 
-from slipstream_core import logprob_budget
-from slipstream_core.logprob_budget import LogprobBudget, outputs_bytes, step_len
+from slipstream_core.scheduler import logprob_budget
+from slipstream_core.scheduler.logprob_budget import LogprobBudget, outputs_bytes, step_len
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 
 TENANTS = (b"one", b"other")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.admits import admit_of, with_fields
 
-from slipstream_core.logprob_budget import LogprobBudget, first_bytes, outputs_bytes
+from slipstream_core.scheduler.logprob_budget import LogprobBudget, first_bytes, outputs_bytes
 from slipstream_core.workers.pending import PendingAdmissions
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams

@@ -12,15 +12,12 @@ import importlib.util
 import os
 import shutil
 import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from slipstream_core.kernels.card.tiles import H100_SHARED_LIMIT
-from slipstream_core.load_error import ModelLoadError, brief
 
 
 def is_wanted(device: torch.device) -> bool:
@@ -61,18 +58,3 @@ def unready() -> str | None:
             "(apt-get install python3-dev)"
         )
     return None
-
-
-@contextmanager
-def compiling(model: str, what: str) -> Iterator[None]:
-    """Turn errors into ModelLoadError, except OutOfMemoryError, which the caller handles."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        raise ModelLoadError(
-            model,
-            f"its {what} kernels cannot be compiled for this card ({brief(error)}); set native "
-            "to false to use torch instead, which is slower",
-        ) from error

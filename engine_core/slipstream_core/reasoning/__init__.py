@@ -1,0 +1,1 @@
+"""A stream's place within its reasoning and its calls, by the ids of its tokens."""
