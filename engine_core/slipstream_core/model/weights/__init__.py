@@ -1,0 +1,1 @@
+"""Weights that keep the codes which a checkpoint has for them."""

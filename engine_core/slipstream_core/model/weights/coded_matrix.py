@@ -1,0 +1,118 @@
+"""A matrix [N, K] as its checkpoint has it: codes, and what groups of them share.
+
+It is read in parts, a range of rows at a time, out of memory that may be a file's mapping; nothing
+of it is ever whole but the result that is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from slipstream_core.model.weights.formats import Codes, Format, check_codes, decoded
+
+Rows = slice | NDArray[np.int64]
+Read = Callable[[Rows], Codes]  # of some rows: a slice without step, or their numbers
+
+_PART_ELEMENTS = 1 << 20  # that are read at once, so few that scratch stays small
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Consecutive outputs from one source."""
+
+    num_outputs: int
+    read: Read
+
+
+class CodedMatrix:
+    """num_outputs N rows of num_inputs K weights, in one format."""
+
+    def __init__(self, form: Format, num_outputs: int, num_inputs: int, read: Read) -> None:
+        """read: gives the codes of some rows, of which numbers may come more than once and in any
+        order. It must give the same whenever it is called.
+        """
+        self.format = form
+        self.num_outputs = num_outputs
+        self.num_inputs = num_inputs
+        self._pieces: tuple[_Piece, ...] = (_Piece(num_outputs, read),)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return self.num_outputs, self.num_inputs
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its codes and of what groups share, as a file holds them."""
+        return self.num_outputs * self.format.row_bytes(self.num_inputs)
+
+    def dequantised(self) -> torch.Tensor:
+        """The matrix in float32. Raises ValueError for numbers that are not finite."""
+        whole = torch.empty(self.shape)
+        for first, part in self.parts():
+            values = decoded(self.format, part)
+            whole[first : first + len(values)] = torch.from_numpy(values)
+        return whole
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows of these numbers, of any shape [...]: float32 [..., K].
+
+        Raises IndexError for a number that is not in [0, N).
+        """
+        flat = ids.reshape(-1).numpy().astype(np.int64)
+        if flat.size and not (flat.min() >= 0 and flat.max() < self.num_outputs):
+            raise IndexError(f"row {flat.min()} or {flat.max()} of {self.num_outputs}")
+        found = np.empty((flat.size, self.num_inputs), np.float32)
+        start = 0
+        for piece in self._pieces:
+            mine = np.flatnonzero((start <= flat) & (flat < start + piece.num_outputs))
+            if mine.size:
+                part = piece.read(flat[mine] - start)
+                check_codes(self.format, part, mine.size, self.num_inputs)
+                found[mine] = decoded(self.format, part)
+            start += piece.num_outputs
+        return torch.from_numpy(found).reshape(*ids.shape, self.num_inputs)
+
+    def joined(self, others: Sequence[CodedMatrix]) -> CodedMatrix:
+        """This one's outputs and then those of `others`, which stay where they are.
+
+        Raises ValueError unless all have the same format and the same number of inputs.
+        """
+        for other in others:
+            if (other.format, other.num_inputs) != (self.format, self.num_inputs):
+                raise ValueError(
+                    f"{other.format.name} of {other.num_inputs} inputs does not join "
+                    f"{self.format.name} of {self.num_inputs}"
+                )
+        whole = CodedMatrix(self.format, 0, self.num_inputs, self._pieces[0].read)
+        whole._pieces = tuple(piece for each in (self, *others) for piece in each._pieces)
+        whole.num_outputs = sum(piece.num_outputs for piece in whole._pieces)
+        return whole
+
+    def parts(self, multiple: int = 1) -> Iterator[tuple[int, Codes]]:
+        """All rows in order: the number of the first, and the codes of some.
+
+        multiple: where parts begin, unless a joined matrix does. Raises ValueError as `dequantised`
+        does.
+        """
+        step = max(_PART_ELEMENTS // max(self.num_inputs, 1) // multiple, 1) * multiple
+        start = 0
+        for piece in self._pieces:
+            for first in range(0, piece.num_outputs, step):
+                last = min(first + step, piece.num_outputs)
+                part = piece.read(slice(first, last))
+                check_codes(self.format, part, last - first, self.num_inputs)
+                yield start + first, part
+            start += piece.num_outputs
+
+
+def of_tensor(weight: torch.Tensor, form: Format) -> CodedMatrix:
+    """A matrix of 16-bit numbers in the memory of `weight` [N, K], bfloat16 or float16."""
+    bits = weight.detach().view(torch.uint16).numpy()
+    num_outputs, num_inputs = bits.shape
+    return CodedMatrix(form, num_outputs, num_inputs, lambda rows: Codes(bits[rows]))
