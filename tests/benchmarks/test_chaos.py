@@ -125,6 +125,18 @@ def test_the_same_seed_gives_the_same_requests_and_faults():
     assert make_schedule(3, *args) != make_schedule(4, *args)
 
 
+def test_prompts_of_text_and_ids_may_begin_alike():
+    shared = structs.replace(SHAPE, has_beginnings=True)
+    plain, longer = make_requests(3, SHAPE), make_requests(3, shared)
+    texts = [(one.text, two.text) for one, two in zip(plain, longer, strict=True) if one.text]
+    assert len({two.removesuffix(f" {one}") for one, two in texts}) == 3
+    ids = [(a.token_ids, b.token_ids) for a, b in zip(plain, longer, strict=True) if a.token_ids]
+    assert len({two[: len(two) - len(one)] for one, two in ids}) == 3
+    assert all(two[-len(one) :] == one for one, two in ids)
+    assert [each.messages for each in plain] == [each.messages for each in longer]
+    assert [each.params for each in plain] == [each.params for each in longer]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_every_kind_of_fault_occurs_and_every_combination_of_deaths(seed):
     rounds = make_schedule(seed, ALL, ALL.num_rounds)
@@ -916,6 +928,8 @@ def test_options_that_cannot_be_are_refused(capsys):
         ("--json", "/nowhere/at/all.json"),
         ("--answers", "morse"),
         ("--answers", "hermes", "--model", "slipstream-demo"),
+        ("--answers", "hermes", "--hybrid"),
+        ("--hybrid", "--model", "slipstream-demo"),
         ("--kill", "replica"),
         ("--drain-replicas",),
         ("--replicas", "3", "--fill-disk"),
@@ -962,6 +976,19 @@ def test_deaths_within_thoughts_and_calls_change_no_event(tmp_path, capsys):
     assert 0 < result["forced_calls"] < result["tool_calls"]
     assert sum(result["interrupted"].values()) > 0
     assert "deaths within" in shown
+
+
+def test_a_hybrids_states_survive_deaths(tmp_path, capsys):
+    file = tmp_path / "chaos.json"
+    words = "--quick --hybrid --requests 24 --tokens 50-150 --rounds 3 --kill worker,core --seed 1"
+    code = main(["bench", "chaos", *words.split(), "--json", str(file)])
+    shown = capsys.readouterr().out
+    assert code == 0, shown
+    result = json.loads(file.read_text())
+    assert result["identical"] == result["total"] == 24
+    assert set(result["blows"]) == {"kill worker", "kill core"}
+    assert result["teacher"]["num_wrong"] == 0
+    assert result["teacher"]["num_tokens"] > 500
 
 
 def test_chaos_kills_one_of_several_fronts(tmp_path, capsys):

@@ -143,6 +143,11 @@ def add_options(parser: Parser) -> None:
         help="a folder, a hub id, slipstream-demo or simulated:OPTION=VALUE,...; default: a "
         "simulated model each of whose tokens depends on all before it",
     )
+    requests.add_argument(
+        "--hybrid",
+        action="store_true",
+        help="a tiny model with recurrent states, of random weights in the shape of Qwen3.5",
+    )
     add(requests, _REQUESTS)
     faults = parser.add_argument_group("faults")
     add(faults, _FAULTS)
@@ -210,10 +215,13 @@ def _options(arguments: argparse.Namespace) -> Options:
     rounds = arguments.rounds
     if rounds is None:
         rounds = 6 if arguments.quick else max(_ROUNDS, faults.num_rounds)
+    if arguments.hybrid and arguments.model is not None:
+        raise wrong_option("model", arguments.model, "nothing beside --hybrid")
     played = None
     if arguments.answers is not None:
-        if arguments.model is not None:
-            raise wrong_option("answers", arguments.answers, "nothing beside --model")
+        if arguments.model is not None or arguments.hybrid:
+            other = "--hybrid" if arguments.hybrid else "--model"
+            raise wrong_option("answers", arguments.answers, f"nothing beside {other}")
         played = find_played_format(arguments.answers, arguments.seed)
     low, high = arguments.tokens or ((50, 400) if arguments.quick else (20, 600))
     return Options(
@@ -235,6 +243,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         num_replicas=arguments.replicas,
         num_ranks=arguments.tensor_parallel_size,
         played=played,
+        is_hybrid=arguments.hybrid,
     )
 
 

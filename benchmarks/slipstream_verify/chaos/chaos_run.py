@@ -48,6 +48,7 @@ from slipstream_verify.chaos.workload.chaos_workload import (
     WorkloadShape,
     make_requests,
 )
+from slipstream_verify.chaos.workload.hybrid_model import save_hybrid
 from slipstream_verify.chaos.workload.played_formats import PlayedFormat, write_tokenizer
 from slipstream_verify.chaos.workload.tool_workload import make_tool_requests
 
@@ -70,6 +71,7 @@ _CLIENT_TIMEOUT_S = 120.0
 _STEP_TIMEOUT_S = 20.0
 _PLAYED_TOKENIZER = "tokenizer"
 _PLAYED_ANSWERS = "answers.jsonl"
+_HYBRID = "hybrid"
 _OF_CALLS = dict.fromkeys((EventKind.CALL_BEGINS, EventKind.CALL_ARGUMENTS), "a call")
 _PART_NAMES = {EventKind.CONTENT: "content", EventKind.REASONING: "reasoning", **_OF_CALLS}
 
@@ -133,7 +135,8 @@ def _undisturbed_in_clients(
 
 class Options(Struct, frozen=True, kw_only=True):
     """The command line's options. model: None is the simulated model whose tokens depend on all
-    before, or, with `played`, one that plays answers.
+    before, or, with `played`, one that plays answers, or, with `is_hybrid`, a tiny one with
+    recurrent states.
     """
 
     model: str | None
@@ -154,6 +157,14 @@ class Options(Struct, frozen=True, kw_only=True):
     num_replicas: int = 1
     num_ranks: int = 1
     played: PlayedFormat | None = None
+    is_hybrid: bool = False
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether no model computes."""
+        if self.model is None:
+            return not self.is_hybrid
+        return self.model.startswith(SIMULATED)
 
 
 class _FaultRun(Struct):
@@ -172,9 +183,10 @@ class _FaultRun(Struct):
 
 def chaos(options: Options, folder: Path, on_phase: Callable[[str], object]) -> ChaosResult:
     """Run all of it. folder: for the journals. Raises: SlipstreamError if no stack starts."""
-    is_simulated = options.model is None or options.model.startswith(SIMULATED)
     with process_census.marked() as mark:
         requests = [] if options.played is None else _write_played(options, options.played, folder)
+        if options.is_hybrid:
+            save_hybrid(folder / _HYBRID)
         on_phase("running the requests undisturbed")
         more = {} if options.played is None else {"http_port": 0}
         with Stack(_model(options, 1, folder), **_settings(options, more)) as stack:
@@ -190,14 +202,14 @@ def chaos(options: Options, folder: Path, on_phase: Callable[[str], object]) -> 
             options.faults,
             options.num_rounds,
             is_quick=options.is_quick,
-            is_exact=is_simulated,
+            is_exact=options.is_simulated,
         )
         on_phase(f"{len(requests)} requests under faults")
         fault_run = _run_under_faults(options, requests, schedule, folder, mark)
         left = fault_run.strays + list(process_census.marked_pids(mark).values())
     on_phase("comparing")
     reference = None
-    if is_simulated:
+    if options.is_simulated:
         verdicts = exact_verdicts(requests, expected, fault_run.streams)
     else:
         verdicts, reference = real_verdicts(requests, expected, fault_run.streams, card)
@@ -368,9 +380,8 @@ def _step_ms(options: Options) -> float:
 
 
 def _settings(options: Options, more: Mapping[str, Any]) -> dict[str, Any]:
-    is_simulated = options.model is None or options.model.startswith(SIMULATED)
     # near ties are counted in float32
-    own: dict[str, Any] = {} if is_simulated else {"dtype": "float32"}
+    own: dict[str, Any] = {} if options.is_simulated else {"dtype": "float32"}
     if options.num_ranks > 1:  # a rank that is stopped is a step that does not end
         own |= {"tensor_parallel_size": options.num_ranks, "step_timeout_s": _STEP_TIMEOUT_S}
     return {**own, **(options.played.settings if options.played is not None else {}), **more}
@@ -378,6 +389,8 @@ def _settings(options: Options, more: Mapping[str, Any]) -> dict[str, Any]:
 
 def _model(options: Options, step_ms: float, folder: Path) -> str:
     """What the stack serves. folder: with what is played."""
+    if options.is_hybrid:
+        return str(folder / _HYBRID)
     if options.played is None:
         return options.model or _SIMULATED.format(step_ms)
     tokenizer, answers = folder / _PLAYED_TOKENIZER, folder / _PLAYED_ANSWERS
@@ -404,6 +417,7 @@ def _shape(options: Options, card: ModelCard) -> WorkloadShape:
         options.num_clients,
         card.vocab_size,
         has_grammars=_has_grammars(options),
+        has_beginnings=options.is_hybrid,
     )
 
 

@@ -35,6 +35,7 @@ KINDS = {
     "tools": "--kill worker,core,client,front --answers any",
     "ranks": "--model slipstream-demo --tensor-parallel-size 2 "
     "--kill worker,core,client,front,rank --stop rank",
+    "hybrid": "--hybrid --requests 250 --kill worker,core,client,front",
     "replicas": f"--replicas 3 {_OF_REPLICAS}",
     "tools_replicas": f"--replicas 3 {_OF_REPLICAS} --answers any",
 }

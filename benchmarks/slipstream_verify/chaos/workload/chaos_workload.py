@@ -59,6 +59,8 @@ _END_ID = 1  # of the bundled tokenizer, which decodes it to nothing
 _HTTP_SHARE = 0.12
 _SLOW_SHARE = 0.1
 _LONG_PROMPT = 500  # tokens, more than fit a step beside other requests
+_BEGINNINGS = 3  # different ones that prompts have in common
+_BEGINNING_LEN = 200  # tokens or words
 
 
 class Pause(Struct, frozen=True):
@@ -112,7 +114,8 @@ class WorkloadShape(Struct, frozen=True):
     """The overall shape of a run's requests.
 
     min_len, max_len: output lengths in tokens. vocab_size: of the model. has_grammars: whether the
-    model has a tokenizer that grammars can be compiled for.
+    model has a tokenizer that grammars can be compiled for. has_beginnings: whether prompts of text
+    and of ids begin as others do, for the prefix cache.
     """
 
     num_requests: int
@@ -121,12 +124,29 @@ class WorkloadShape(Struct, frozen=True):
     num_clients: int
     vocab_size: int
     has_grammars: bool = False
+    has_beginnings: bool = False
 
 
 def make_requests(seed: int, shape: WorkloadShape) -> list[ChaosRequest]:
     """All requests of a run."""
-    return [
+    requests = [
         _request(np.random.default_rng((seed, 1, i)), i, shape) for i in range(shape.num_requests)
+    ]
+    return _with_beginnings(seed, requests) if shape.has_beginnings else requests
+
+
+def _with_beginnings(seed: int, requests: Sequence[ChaosRequest]) -> list[ChaosRequest]:
+    random = np.random.default_rng((seed, 3))
+    texts = [make_text(random, _BEGINNING_LEN) for _ in range(_BEGINNINGS)]
+    ids = random.integers(_FIRST_ID, _LAST_ID + 1, (_BEGINNINGS, _BEGINNING_LEN)).tolist()
+    at = random.integers(_BEGINNINGS, size=len(requests)).tolist()
+    return [
+        structs.replace(
+            each,
+            text=None if each.text is None else f"{texts[i]} {each.text}",
+            token_ids=(*ids[i], *each.token_ids) if each.token_ids else (),
+        )
+        for i, each in zip(at, requests, strict=True)
     ]
 
 
