@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from slipstream_core.model.weights.formats import Codes, Format, check_codes, decoded
+from slipstream_core.weights.formats import Codes, Format, check_codes, decoded
 
 Rows = slice | NDArray[np.int64]
 Read = Callable[[Rows], Codes]  # of some rows: a slice without step, or their numbers
