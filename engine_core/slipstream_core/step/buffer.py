@@ -11,8 +11,9 @@ sampled by, but for the temperatures and seeds of a plan that is `sliced`. In a 
 these columns are empty, and flags and limits those of a greedy step.
 
 All ranks have the same sizes, so the first one checks a plan's `PlanBounds` for all, before any
-other has heard of the plan. Without it a token in the wrong place of the cache, or an id beyond the
-vocabulary, would end the ranks' processes.
+other has heard of the plan, and that its columns agree. Without it a token in the wrong place of
+the cache, an id beyond the vocabulary, or rows without the plan's tokens would end the ranks'
+processes.
 """
 
 from __future__ import annotations
@@ -218,6 +219,34 @@ def packed_bytes(plan: StepPlan) -> int:
     return _HEADER_BYTES + fixed.size + varying.size
 
 
+class _Rows(NamedTuple):
+    """What the rows of a plan compute and sample."""
+
+    query_lens: AnyArray
+    samples: AnyArray
+    num_decodes: int
+    slices: int
+
+    def check(self, counts: tuple[int, ...]) -> None:
+        """Raises PlanBytesError where they contradict each other, or the plan's counts."""
+        lens, num_decodes = self.query_lens, self.num_decodes
+        if not 0 <= num_decodes <= len(lens):
+            raise PlanBytesError("more decode rows than rows")
+        if np.count_nonzero(lens[:num_decodes] == 1) != num_decodes:
+            raise PlanBytesError("a decode row does not have one token")
+        chunks = lens[num_decodes:]
+        if len(chunks) and int(chunks.min()) < 1:
+            raise PlanBytesError("a row without tokens")
+        num_tokens, _, num_drawn, *_ = counts
+        if num_decodes + int(chunks.sum(dtype=np.int64)) != num_tokens:
+            raise PlanBytesError("the rows do not have the tokens of the plan")
+        samples = self.samples.view(np.uint8)
+        if len(samples) and int(samples.max()) > 1:
+            raise PlanBytesError("a row is neither sampled nor not")
+        if self.slices >= _DRAWN and num_drawn != np.count_nonzero(samples):
+            raise PlanBytesError("the rows that are drawn are not those that are sampled")
+
+
 class PlanBuffer:
     """A buffer that holds one plan after another."""
 
@@ -231,12 +260,14 @@ class PlanBuffer:
         self._page = Page(self._memory, self._limits)
         self._fixed: Layout | None = None
         self._tables = self._page  # behind the columns of `_fixed`
+        self._agreed: tuple[_Rows | None, tuple[int, ...]] = None, ()  # of the latest plan
 
     def pack(self, plan: StepPlan) -> int:
         """Write a plan that is within its bounds; the number of bytes written.
 
-        Raises PlanBoundsError, or PlanBytesError if the plan does not fit, or if a column has
-        another dtype or shape than its plan's counts say; what the buffer holds then is no plan.
+        Raises PlanBoundsError, or PlanBytesError if the plan does not fit, if a column has another
+        dtype or shape than its plan's counts say, or, with bounds, if columns contradict each
+        other; what the buffer holds then is no plan.
         """
         counts = _counts(plan)
         fixed, varying = _layouts(counts)
@@ -250,12 +281,16 @@ class PlanBuffer:
             self._page.write(name, getattr(plan, name))
         if self._limits is not None and np.count_nonzero(plan.query_lens > plan.kv_lens):
             raise PlanBoundsError("a row computes more tokens than it has")
+        slices = _slices(plan)
+        if self._limits is not None:
+            self._check(_Rows(plan.query_lens, plan.samples, plan.num_decodes, slices), counts)
+            if prompt is not None:
+                _check_indices(prompt.tokens, counts[0])
         if varying.size:
             for each in _TABLE_COLUMNS:
                 self._tables.write(each.name, getattr(plan, each.name))
             if prompt is not None:
                 self._tables.write(_SCORED, prompt.tokens)
-        slices = _slices(plan)
         header[1:] = (size, plan.step, plan.num_decodes, prompt is not None, slices, *counts)
         header[0] = _MAGIC
         return size
@@ -263,6 +298,19 @@ class PlanBuffer:
     def written(self, size: int) -> memoryview:
         """The bytes of the plan that was written."""
         return self._buffer[:size]
+
+    def _check(self, rows: _Rows, counts: tuple[int, ...]) -> None:
+        """As `_Rows.check`, unless the plan before had these very columns and counts."""
+        last, last_counts = self._agreed
+        if (
+            last is None
+            or counts != last_counts
+            or rows[2:] != last[2:]
+            or rows.query_lens is not last.query_lens
+            or rows.samples is not last.samples
+        ):
+            rows.check(counts)
+            self._agreed = rows, counts
 
     def _lay_out(self, fixed: Layout, varying: Layout) -> None:
         self._page.lay_out(fixed)
@@ -299,9 +347,7 @@ class PlanBuffer:
         self._lay_out(fixed, varying)
         columns = self._page.columns() | self._tables.columns()
         scored = columns.pop(_SCORED)
-        _check_rows(columns, num_tokens, num_decodes)
-        if slices >= _DRAWN and num_drawn != np.count_nonzero(columns["samples"]):
-            raise PlanBytesError("the rows that are drawn are not those that are sampled")
+        _Rows(columns["query_lens"], columns["samples"], num_decodes, slices).check(counts)
         prompt = None
         if has_prompt:
             _check_indices(scored, num_tokens)
@@ -317,22 +363,6 @@ class PlanBuffer:
                 "any_truncation": slices == _TRUNCATED,
             }
         return StepPlan(step=step, num_decodes=num_decodes, prompt=prompt, **fields)
-
-
-def _check_rows(columns: dict[str, AnyArray], num_tokens: int, num_decodes: int) -> None:
-    lens = columns["query_lens"]
-    if not 0 <= num_decodes <= len(lens):
-        raise PlanBytesError("more decode rows than rows")
-    if np.count_nonzero(lens[:num_decodes] == 1) != num_decodes:
-        raise PlanBytesError("a decode row does not have one token")
-    chunks = lens[num_decodes:]
-    if len(chunks) and int(chunks.min()) < 1:
-        raise PlanBytesError("a row without tokens")
-    if num_decodes + int(chunks.sum(dtype=np.int64)) != num_tokens:
-        raise PlanBytesError("the rows do not have the tokens of the plan")
-    samples = columns["samples"].view(np.uint8)
-    if len(samples) and int(samples.max()) > 1:
-        raise PlanBytesError("a row is neither sampled nor not")
 
 
 def _check_indices(indices: AnyArray, end: int) -> None:

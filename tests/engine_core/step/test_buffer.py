@@ -405,10 +405,21 @@ def scored(token: int = 0) -> PromptPlan:
     ],
 )
 def test_columns_that_contradict_each_other_are_refused(changes: dict[str, Any]) -> None:
-    plan = msgspec.structs.replace(plan_of([Row(), Row()]), prompt=scored())
+    plan = msgspec.structs.replace(plan_of([Row(position=2)] * 2), prompt=scored())
     view(memoryview(packed(plan)))
     with pytest.raises(PlanBytesError):
         view(memoryview(packed(msgspec.structs.replace(plan, **changes))))
+    changed = msgspec.structs.replace(plan, **changes)
+    space = memoryview(bytearray(max(packed_bytes(plan), packed_bytes(changed))))
+    leader = PlanBuffer(space, BOUNDS)
+    leader.pack(plan)
+    for _ in range(2):
+        with pytest.raises(PlanBytesError):  # before a rank reads it
+            leader.pack(changed)
+        with pytest.raises(PlanBytesError, match="not a plan"):
+            view(space)
+    leader.pack(plan)
+    assert_same(view(space), sent(plan))
 
 
 @pytest.mark.parametrize("has_prompt", [-1, 0, 2])
