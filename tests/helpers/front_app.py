@@ -8,7 +8,7 @@ from slipstream.http.app import App
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
 from slipstream.http.endpoints.model_endpoints import ModelEndpoints
-from slipstream.http.openai.vocabulary import TextsByModel
+from slipstream.http.logprobs.vocabulary import TextsByModel
 
 
 def app_over(io: Any, tokenizer: str = "nowhere", **options: Any) -> App:

@@ -18,7 +18,7 @@ from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.vocabulary import TextsByModel
+from slipstream.http.logprobs.vocabulary import TextsByModel
 from slipstream.http.response_encoding import EVENT_STREAM, Response
 from slipstream_ipc.messages import LogprobColumns, ModelCard
 

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from slipstream.delta_batch import TokenLogprobs
-from slipstream.http.openai.logprob_bodies import (
+from slipstream.http.logprobs.logprob_bodies import (
     TextPosition,
     shown_logprob,
     top_logprobs_by_name,
 )
+from slipstream.http.logprobs.vocabulary import TokenTexts
 from slipstream.http.openai.response_bodies import CompletionLogprobs
-from slipstream.http.openai.vocabulary import TokenTexts
 
 
 def completion_logprobs(

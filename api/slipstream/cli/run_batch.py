@@ -43,7 +43,7 @@ from slipstream.http.api_errors import bad_field
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
 from slipstream.http.endpoints.model_endpoints import ModelEndpoints
-from slipstream.http.openai.vocabulary import TextsByModel
+from slipstream.http.logprobs.vocabulary import TextsByModel
 from slipstream.http.planning.served_model import tokenizer_of
 from slipstream.http.response_encoding import Response
 from slipstream_ipc.messages import Fault

@@ -13,7 +13,6 @@ from slipstream.cli.options.configuration import add_config, short_lived_setting
 from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.stack_options import add_settings, given_settings
 from slipstream.client.client import Client
-from slipstream.client.connection.server_presence import why_absent
 from slipstream.client.endpoints import (
     ADDRESS_VARIABLE,
     KEYS_VARIABLE,
@@ -22,6 +21,7 @@ from slipstream.client.endpoints import (
     server_endpoint,
 )
 from slipstream.client.placing.discovery import DNS, FILE, RAY, names_fleet
+from slipstream.client.server_presence import why_absent
 from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import ConnectionLostError, SlipstreamError, wrong_option
 from slipstream.progress import Progress

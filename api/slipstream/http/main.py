@@ -34,7 +34,7 @@ from slipstream.http.config import FrontConfig
 from slipstream.http.counters import with_router
 from slipstream.http.credentials import Credentials
 from slipstream.http.endpoints.model_endpoints import ModelEndpoints
-from slipstream.http.openai.vocabulary import TextsByModel
+from slipstream.http.logprobs.vocabulary import TextsByModel
 from slipstream.http.planning.served_model import tokenizer_of
 from slipstream.http.server.access_log import AccessLog, access_logger
 from slipstream.http.server.cors import Cors

@@ -38,8 +38,8 @@ from slipstream import (
     SupersededError,
     UnknownStreamError,
 )
-from slipstream.client.connection.server_presence import why_absent
 from slipstream.client.endpoints import LOCK_NAME
+from slipstream.client.server_presence import why_absent
 from slipstream_ipc import messages
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.token_log import history_digest

@@ -17,7 +17,7 @@ from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.vocabulary import TextsByModel
+from slipstream.http.logprobs.vocabulary import TextsByModel
 from slipstream.http.planning.chat import plan_chat, read_chat
 
 TOOL = {"type": "function", "function": {"name": "f"}}

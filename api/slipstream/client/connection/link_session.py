@@ -35,7 +35,7 @@ from slipstream.client.connection.queries import (
     Post,
     Query,
 )
-from slipstream.client.connection.server_presence import why_absent
+from slipstream.client.server_presence import why_absent
 from slipstream.client.streams.delta_relay import DeltaRelay
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import CarriedStream, ClientStreamTable

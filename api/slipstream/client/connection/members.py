@@ -30,11 +30,11 @@ from msgspec.structs import replace
 from slipstream.client.connection.combined_answer import AnswerOfAll
 from slipstream.client.connection.link_session import ClientSession
 from slipstream.client.connection.queries import PendingQuery, Post, Query
-from slipstream.client.connection.server_presence import why_absent
 from slipstream.client.placing.discovery import MemberSource
 from slipstream.client.placing.member_load import MemberLoad
 from slipstream.client.placing.moves import Hold, Moves
 from slipstream.client.placing.replica_status import ReplicaStatus
+from slipstream.client.server_presence import why_absent
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import CarriedStream
 from slipstream.errors import ConnectionLostError, EngineError, SlipstreamError

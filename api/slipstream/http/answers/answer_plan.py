@@ -13,14 +13,14 @@ from typing import Protocol
 from msgspec import UNSET, Raw, UnsetType
 
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.echo import Echo
 from slipstream.http.answers.event_ids import MAX_CURSORS, AnswerId, StreamCursor, checksum_of
+from slipstream.http.blocks.block_printer import BlockShape
+from slipstream.http.logprobs.logprob_bodies import TextPosition
+from slipstream.http.logprobs.logprob_pieces import ShownLogprobs
+from slipstream.http.logprobs.vocabulary import TokenTexts
 from slipstream.http.openai.answer_parts import AnswerParts
-from slipstream.http.openai.logprob_bodies import TextPosition
-from slipstream.http.openai.logprob_pieces import ShownLogprobs
 from slipstream.http.openai.response_bodies import Choice
-from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta
 
 WITH_IDS = "gen"  # answers of this kind always have token ids

@@ -18,8 +18,13 @@ from collections.abc import Callable, Sequence
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
-from slipstream.http.answers.block_logprobs import LoggedDeltas, Made
-from slipstream.http.answers.block_printer import (
+from slipstream.http.answers.broadcast import ChunkFrame
+from slipstream.http.answers.held_deltas import HeldDeltas
+from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
+from slipstream.http.answers.stream_queue import StreamQueue
+from slipstream.http.api_errors import ApiError
+from slipstream.http.blocks.block_logprobs import LoggedDeltas, Made
+from slipstream.http.blocks.block_printer import (
     NOTHING,
     AnswerHead,
     BlockPrinter,
@@ -27,12 +32,7 @@ from slipstream.http.answers.block_printer import (
     BlockWriter,
     NumberedEvent,
 )
-from slipstream.http.answers.blocks import Block, BlockKind, BlockReader
-from slipstream.http.answers.broadcast import ChunkFrame
-from slipstream.http.answers.held_deltas import HeldDeltas
-from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
-from slipstream.http.answers.stream_queue import StreamQueue
-from slipstream.http.api_errors import ApiError
+from slipstream.http.blocks.blocks import Block, BlockKind, BlockReader
 from slipstream.http.openai.usage import Usage
 from slipstream.http.response_encoding import encoded, has_holes
 from slipstream.http.time_slice import Parts, run_all

@@ -28,13 +28,13 @@ from slipstream.compiled import write_texts
 from slipstream.delta_batch import DeltaBatch
 from slipstream.http.answers.event_ids import EventCursor
 from slipstream.http.exchange import Exchange
-from slipstream.http.openai.logprob_bodies import TextPosition
-from slipstream.http.openai.logprob_encoding import (
+from slipstream.http.logprobs.logprob_bodies import TextPosition
+from slipstream.http.logprobs.logprob_encoding import (
     Tails,
     chat_tails,
     completion_tails,
 )
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.logprobs.vocabulary import TokenTexts
 from slipstream.http.response_encoding import json_parts
 from slipstream.outputs import Delta
 

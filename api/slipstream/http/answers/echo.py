@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.http.openai.logprob_pieces import MOST_IDS
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.logprobs.logprob_pieces import MOST_IDS
+from slipstream.http.logprobs.vocabulary import TokenTexts
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ of them until the last of these has been answered.
 from __future__ import annotations
 
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.http.openai.held_logprobs import HeldLogprobs
+from slipstream.http.logprobs.held_logprobs import HeldLogprobs
 from slipstream.outputs import Delta, columns_of, join
 from slipstream_ipc.messages import End
 

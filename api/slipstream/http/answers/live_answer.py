@@ -30,20 +30,20 @@ from slipstream.errors import (
     of_prompt,
 )
 from slipstream.http.answers.answer_plan import AnswerPlan, prompt_name
-from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.broadcast import Broadcast
 from slipstream.http.answers.echo import token_offsets
 from slipstream.http.answers.event_ids import EventId, EventIdWriter, StreamCursor
 from slipstream.http.api_errors import ApiError, error_of
+from slipstream.http.blocks.block_printer import BlockShape
 from slipstream.http.changed_turns import tell_changed_turns
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.held_logprobs import HeldLogprobs
+from slipstream.http.logprobs.held_logprobs import HeldLogprobs
+from slipstream.http.logprobs.logprob_bodies import TextPosition
+from slipstream.http.logprobs.logprob_pieces import EchoedTokens, ShownLogprobs, prompt_pieces
+from slipstream.http.logprobs.vocabulary import TextsByModel
 from slipstream.http.openai.ignored_fields import told_fields
-from slipstream.http.openai.logprob_bodies import TextPosition
-from slipstream.http.openai.logprob_pieces import EchoedTokens, ShownLogprobs, prompt_pieces
 from slipstream.http.openai.usage import Usage, final_usage, usage_of
-from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.response_encoding import JSON, Response, event
 from slipstream.http.shares import Shares
 from slipstream.http.time_slice import Parts, TimeSlicedQueue

@@ -23,9 +23,7 @@ from msgspec import UNSET, Raw, structs
 from slipstream.errors import StreamLostError
 from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape, ChoiceContent
 from slipstream.http.answers.block_answers import StreamedBlocks, UnaryBlocks
-from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.broadcast import ChunkFrame
-from slipstream.http.answers.content_tokens import add_content
 from slipstream.http.answers.event_ids import EventCursor, StreamCursor
 from slipstream.http.answers.live_answer import (
     AnswerContext,
@@ -33,7 +31,12 @@ from slipstream.http.answers.live_answer import (
 )
 from slipstream.http.answers.stream_queue import StreamQueue
 from slipstream.http.answers.unary import UnaryAnswer
+from slipstream.http.blocks.block_printer import BlockShape
 from slipstream.http.exchange import Exchange
+from slipstream.http.logprobs.content_tokens import add_content
+from slipstream.http.logprobs.held_logprobs import HeldLogprobs
+from slipstream.http.logprobs.logprob_bodies import TextPosition
+from slipstream.http.logprobs.logprob_pieces import ShownLogprobs, advance
 from slipstream.http.openai.answer_parts import (
     AnswerParts,
     finish_reason,
@@ -41,9 +44,6 @@ from slipstream.http.openai.answer_parts import (
     parts_of,
 )
 from slipstream.http.openai.custom_tools import CustomCalls
-from slipstream.http.openai.held_logprobs import HeldLogprobs
-from slipstream.http.openai.logprob_bodies import TextPosition
-from slipstream.http.openai.logprob_pieces import ShownLogprobs, advance
 from slipstream.http.openai.response_bodies import NULL, Answer, Choice
 from slipstream.http.openai.usage import Usage
 from slipstream.http.response_encoding import DONE_EVENT, event, filled, hole, json_part

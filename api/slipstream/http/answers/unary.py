@@ -16,13 +16,13 @@ from msgspec import UNSET, Raw
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
 from slipstream.http.answers.answer_plan import AnswerShape, ChoiceContent
-from slipstream.http.answers.content_tokens import content_of
 from slipstream.http.answers.held_deltas import HeldDeltas
 from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
 from slipstream.http.api_errors import ApiError
+from slipstream.http.logprobs.content_tokens import content_of
+from slipstream.http.logprobs.logprob_bodies import TextPosition
 from slipstream.http.openai.answer_parts import finish_reason, has_ended_call, parts_of
 from slipstream.http.openai.custom_tools import CustomCalls
-from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.response_bodies import NULL, Answer, Choice
 from slipstream.http.response_encoding import encoded, filled, hole, json_raw
 from slipstream.http.time_slice import Parts, run_all

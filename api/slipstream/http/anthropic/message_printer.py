@@ -9,8 +9,6 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from slipstream.http.answers.block_printer import AnswerHead, BlockShape, TextFrame
-from slipstream.http.answers.blocks import Block, BlockKind
 from slipstream.http.anthropic.response_bodies import (
     AnswerContent,
     AnsweredMessage,
@@ -33,6 +31,8 @@ from slipstream.http.anthropic.response_bodies import (
     ThinkingDelta,
 )
 from slipstream.http.api_errors import ApiError, ErrorShape
+from slipstream.http.blocks.block_printer import AnswerHead, BlockShape, TextFrame
+from slipstream.http.blocks.blocks import Block, BlockKind
 from slipstream.http.openai.answer_parts import finish_reason
 from slipstream.http.openai.usage import Usage
 from slipstream.http.response_encoding import named_event

@@ -44,13 +44,13 @@ from slipstream.http.endpoints.resume import (
     resumed_answer,
 )
 from slipstream.http.exchange import Exchange, Handler, HttpRequest
+from slipstream.http.logprobs.vocabulary import TextsByModel
 from slipstream.http.native.abort import abort
 from slipstream.http.native.generate import plan_generation, read_generate
 from slipstream.http.native.tokenize import detokenize, tokenize, tokenizer_info
 from slipstream.http.openai.body_decoder import check_num_values
 from slipstream.http.openai.ignored_fields import IGNORED_FIELDS, IgnoredFields
 from slipstream.http.openai.request_bodies import SampledRequest
-from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.planning.chat import plan_chat, read_chat
 from slipstream.http.planning.completions import plan_completion, read_completion
 from slipstream.http.planning.served_model import guarded, served_model, served_models

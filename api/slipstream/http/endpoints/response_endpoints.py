@@ -24,11 +24,11 @@ from slipstream.client.connection.queries import ids_of, new_recall
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.background import start_in_background
-from slipstream.http.answers.block_printer import NOTHING, BlockShape, BlockWriter
 from slipstream.http.answers.event_ids import AnswerId, StreamCursor, parse_event_id
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.api_errors import ApiError, bad_field
 from slipstream.http.auth import ApiKeys
+from slipstream.http.blocks.block_printer import NOTHING, BlockShape, BlockWriter
 from slipstream.http.endpoints.resume import last_event_id, plan_or_resume
 from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.openai.ignored_fields import IgnoredFields

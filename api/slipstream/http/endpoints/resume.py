@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError
 from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape
-from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.event_ids import (
     MAX_CURSORS,
     AnswerId,
@@ -31,6 +30,7 @@ from slipstream.http.answers.event_ids import (
 )
 from slipstream.http.anthropic.message_printer import MESSAGES
 from slipstream.http.api_errors import ApiError, bad_field
+from slipstream.http.blocks.block_printer import BlockShape
 from slipstream.http.exchange import HttpRequest
 from slipstream.http.native.generate import GenerateShape
 from slipstream.http.planning.chat import ChatShape

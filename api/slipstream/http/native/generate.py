@@ -16,12 +16,12 @@ from msgspec import Raw, Struct
 from slipstream.errors import BadRequestError
 from slipstream.http.answers.answer_plan import WITH_IDS, AnswerPlan, ChoiceContent
 from slipstream.http.api_errors import bad_field, error_of
+from slipstream.http.logprobs.logprob_bodies import TextPosition
+from slipstream.http.logprobs.logprob_pieces import ShownLogprobs, pieces_by_id
+from slipstream.http.logprobs.vocabulary import TokenTexts
 from slipstream.http.openai.body_decoder import BodyDecoder
-from slipstream.http.openai.logprob_bodies import TextPosition
-from slipstream.http.openai.logprob_pieces import ShownLogprobs, pieces_by_id
 from slipstream.http.openai.request_bodies import GenerateRequest
 from slipstream.http.openai.response_bodies import Choice, GenerateChoice
-from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.planning.planner import (
     UNARY_STREAM_INTERVAL,
     check_not_streamed,

@@ -18,6 +18,7 @@ from slipstream.client.connection.loop_io import LoopIO
 from slipstream.client.connection.queries import ids_of, new_detokenize, new_tokenize
 from slipstream.http.api_errors import ApiError, bad_field
 from slipstream.http.exchange import Exchange, HttpRequest
+from slipstream.http.logprobs.vocabulary import TextsByModel, TokenTexts
 from slipstream.http.openai.body_decoder import (
     BodyDecoder,
     refuse_unsupported,
@@ -26,7 +27,6 @@ from slipstream.http.openai.body_decoder import (
 from slipstream.http.openai.chat_turns import chat_messages
 from slipstream.http.openai.request_bodies import DetokenizeRequest, TokenizeRequest
 from slipstream.http.openai.response_bodies import Text, Tokens
-from slipstream.http.openai.vocabulary import TextsByModel, TokenTexts
 from slipstream.http.planning.chat import template_options
 from slipstream.http.planning.served_model import (
     ask,

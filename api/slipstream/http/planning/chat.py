@@ -15,8 +15,12 @@ from msgspec.structs import replace as replace_field
 from slipstream.answers.answer_options import answer_options as checked_options
 from slipstream.client.connection.queries import checked_template, new_tokenize
 from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
-from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.api_errors import bad_field, callers_fields, composed_names
+from slipstream.http.blocks.block_printer import BlockShape
+from slipstream.http.logprobs.logprob_bodies import TextPosition
+from slipstream.http.logprobs.logprob_encoding import chat_logprobs_json
+from slipstream.http.logprobs.logprob_pieces import ShownLogprobs, chat_pieces
+from slipstream.http.logprobs.vocabulary import TokenTexts
 from slipstream.http.openai.allowed_tools import name_of, tools_of_names
 from slipstream.http.openai.answer_parts import ASSISTANT, delta_of_kind
 from slipstream.http.openai.body_decoder import (
@@ -31,9 +35,6 @@ from slipstream.http.openai.chat_tools import (
 )
 from slipstream.http.openai.chat_turns import chat_messages, reasoning_target, template_variables
 from slipstream.http.openai.ignored_fields import IgnoredFields
-from slipstream.http.openai.logprob_bodies import TextPosition
-from slipstream.http.openai.logprob_encoding import chat_logprobs_json
-from slipstream.http.openai.logprob_pieces import ShownLogprobs, chat_pieces
 from slipstream.http.openai.request_bodies import ChatRequest, TokenizeRequest
 from slipstream.http.openai.response_bodies import (
     AnswerMessage,
@@ -42,7 +43,6 @@ from slipstream.http.openai.response_bodies import (
     ChatDelta,
     Choice,
 )
-from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.planning.planner import (
     caller_names,
     check_num_logprobs,

@@ -10,14 +10,14 @@ import msgspec
 from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
 from slipstream.http.answers.echo import Echo
 from slipstream.http.api_errors import bad_field, callers_fields
+from slipstream.http.logprobs.logprob_bodies import TextPosition
+from slipstream.http.logprobs.logprob_encoding import completion_logprobs_json
+from slipstream.http.logprobs.logprob_pieces import ShownLogprobs, completion_pieces
+from slipstream.http.logprobs.vocabulary import TokenTexts
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
 from slipstream.http.openai.ignored_fields import IgnoredFields
-from slipstream.http.openai.logprob_bodies import TextPosition
-from slipstream.http.openai.logprob_encoding import completion_logprobs_json
-from slipstream.http.openai.logprob_pieces import ShownLogprobs, completion_pieces
 from slipstream.http.openai.request_bodies import CompletionRequest
 from slipstream.http.openai.response_bodies import Choice, CompletionChoice
-from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.planning.planner import (
     caller_names,
     check_num_logprobs,

@@ -16,10 +16,10 @@ from msgspec.structs import asdict
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError, of_prompt
 from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape, prompt_name
-from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.echo import Echo
 from slipstream.http.answers.event_ids import AnswerId
 from slipstream.http.api_errors import bad_field
+from slipstream.http.blocks.block_printer import BlockShape
 from slipstream.http.openai.request_bodies import (
     GenerateRequest,
     OpenAIRequest,

@@ -8,9 +8,9 @@ from http import HTTPStatus
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
-from slipstream.http.answers.block_printer import AnswerHead, BlockShape, TextFrame
-from slipstream.http.answers.blocks import Block, BlockKind
 from slipstream.http.api_errors import ApiError
+from slipstream.http.blocks.block_printer import AnswerHead, BlockShape, TextFrame
+from slipstream.http.blocks.blocks import Block, BlockKind
 from slipstream.http.openai.usage import Usage
 from slipstream.http.response_encoding import hole
 from slipstream.http.responses import stream_events as events

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct, structs
 
-from slipstream.http.answers.block_printer import blocks_of
+from slipstream.http.blocks.block_printer import blocks_of
 from slipstream.http.openai.usage import Usage, final_usage, usage_of
 from slipstream.http.responses.input_items import InputItem
 from slipstream.http.responses.response_object import ResponseObject

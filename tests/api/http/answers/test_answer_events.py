@@ -27,7 +27,7 @@ from slipstream.http.answers.streaming import start_answer
 from slipstream.http.config import Limits
 from slipstream.http.endpoints.resume import plan_or_resume
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.vocabulary import TextsByModel, TokenText
+from slipstream.http.logprobs.vocabulary import TextsByModel, TokenText
 from slipstream.http.planning.chat import plan_chat, read_chat
 from slipstream.http.planning.completions import plan_completion, read_completion
 from slipstream_ipc.columns import pack_f32, pack_u32

@@ -14,7 +14,7 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, Stack
 from slipstream.http.answers.echo import token_offsets
-from slipstream.http.openai.vocabulary import TokenText
+from slipstream.http.logprobs.vocabulary import TokenText
 
 PROMPT = "Once upon a time, naïve 日本 said"
 

@@ -28,8 +28,8 @@ from slipstream.http.answers.streaming import start_answer
 from slipstream.http.config import Limits
 from slipstream.http.endpoints.resume import plan_resumed_stream
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.held_logprobs import HeldLogprobs
-from slipstream.http.openai.vocabulary import TextsByModel, TokenText, TokenTexts
+from slipstream.http.logprobs.held_logprobs import HeldLogprobs
+from slipstream.http.logprobs.vocabulary import TextsByModel, TokenText, TokenTexts
 from slipstream.http.planning.chat import plan_chat, read_chat
 from slipstream.http.responses.response_plan import new_response
 from slipstream.http.responses.responses_request import read_response_request

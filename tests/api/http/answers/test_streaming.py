@@ -28,7 +28,7 @@ from slipstream.http.answers.streaming import start_answer
 from slipstream.http.config import Limits
 from slipstream.http.endpoints.resume import plan_resumed_stream
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.vocabulary import TextsByModel
+from slipstream.http.logprobs.vocabulary import TextsByModel
 from slipstream.http.planning.completions import plan_completion, read_completion
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.history.token_log import history_checksum

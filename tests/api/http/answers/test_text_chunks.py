@@ -30,7 +30,7 @@ from slipstream.http.answers.streaming import StreamedChoice, start_answer
 from slipstream.http.anthropic.messages import plan_messages, read_messages
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.vocabulary import TextsByModel, TokenText, TokenTexts
+from slipstream.http.logprobs.vocabulary import TextsByModel, TokenText, TokenTexts
 from slipstream.http.response_encoding import json_part
 from slipstream.http.responses.response_plan import new_response
 from slipstream.http.responses.responses_request import read_response_request

@@ -22,8 +22,8 @@ from slipstream.http.answers.streaming import start_answer
 from slipstream.http.api_errors import ApiError
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, HttpRequest
+from slipstream.http.logprobs.vocabulary import TextsByModel, TokenTexts
 from slipstream.http.native.generate import plan_generation, read_generate
-from slipstream.http.openai.vocabulary import TextsByModel, TokenTexts
 from slipstream.http.planning.chat import plan_chat, read_chat
 from slipstream.http.planning.completions import plan_completion, read_completion
 from slipstream.http.responses.response_plan import new_response

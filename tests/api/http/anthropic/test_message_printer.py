@@ -7,8 +7,8 @@ from typing import get_args
 import msgspec
 import pytest
 
-from slipstream.http.answers.block_printer import AnswerHead, blocks_of
 from slipstream.http.anthropic.message_printer import MessagePrinter, _stop
+from slipstream.http.blocks.block_printer import AnswerHead, blocks_of
 from slipstream.http.openai.usage import Usage
 from slipstream_ipc.messages import AnswerEvent, End, EventKind, FinishReason
 

@@ -19,7 +19,7 @@ from slipstream.http.app import App
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
 from slipstream.http.endpoints.model_endpoints import ModelEndpoints
-from slipstream.http.openai.vocabulary import TextsByModel
+from slipstream.http.logprobs.vocabulary import TextsByModel
 
 MODEL = "simulated:step_ms=0,prefill_us=0"
 TURNS = [{"role": "user", "content": "hi"}]

@@ -20,8 +20,8 @@ from tests.helpers.answer_units import AnswerUnit, answer_units
 from tests.helpers.response_events import response_events, with_joined_deltas
 
 from slipstream.answers.tool_calls import with_call_ids
-from slipstream.http.answers.block_printer import BlockWriter, NumberedEvent, blocks_of
 from slipstream.http.api_errors import ApiError
+from slipstream.http.blocks.block_printer import BlockWriter, NumberedEvent, blocks_of
 from slipstream.http.openai.usage import (
     CompletionTokensDetails,
     PromptTokensDetails,

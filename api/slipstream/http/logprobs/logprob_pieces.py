@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.delta_batch import TokenLogprobs, batch_of
-from slipstream.http.openai.held_logprobs import HeldLogprobs
-from slipstream.http.openai.logprob_bodies import (
+from slipstream.http.logprobs.held_logprobs import HeldLogprobs
+from slipstream.http.logprobs.logprob_bodies import (
     MIN_LOGPROB,
     TextPosition,
     candidates_by_id,
@@ -27,8 +27,8 @@ from slipstream.http.openai.logprob_bodies import (
     logprobs_by_id,
     top_logprobs_by_name,
 )
-from slipstream.http.openai.logprob_encoding import CHAT_FRAME, chat_tails, completion_tails
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.logprobs.logprob_encoding import CHAT_FRAME, chat_tails, completion_tails
+from slipstream.http.logprobs.vocabulary import TokenTexts
 from slipstream.http.response_encoding import one_line
 from slipstream.prompt_logprobs import PromptPieces
 from slipstream_ipc.columns import f32, u32

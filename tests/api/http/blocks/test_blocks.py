@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from tests.helpers.answer_units import AnswerUnit, answer_units
 from tests.helpers.message_events import content_of, content_of_units
 
-from slipstream.http.answers.block_printer import (
+from slipstream.http.anthropic.message_printer import MessagePrinter
+from slipstream.http.blocks.block_printer import (
     NOTHING,
     AnswerHead,
     BlockWriter,
     NumberedEvent,
     blocks_of,
 )
-from slipstream.http.answers.blocks import Block, BlockKind, BlockReader
-from slipstream.http.anthropic.message_printer import MessagePrinter
+from slipstream.http.blocks.blocks import Block, BlockKind, BlockReader
 from slipstream.http.openai.usage import Usage
 from slipstream_ipc.messages import AnswerEvent, End, EventKind
 

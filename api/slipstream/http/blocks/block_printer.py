@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
-from slipstream.http.answers.blocks import Block, BlockBegins, BlockPart, BlockReader, BlockText
 from slipstream.http.api_errors import ApiError
+from slipstream.http.blocks.blocks import Block, BlockBegins, BlockPart, BlockReader, BlockText
 from slipstream.http.openai.usage import Usage
 from slipstream.http.response_encoding import json_part
 from slipstream_ipc.history.event_log import joined_events

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from slipstream.compiled import chat_tails as tails_of_chat
 from slipstream.compiled import completion_tails as tails_of_completion
 from slipstream.delta_batch import CandidateSpan, DeltaBatch
-from slipstream.http.openai.logprob_bodies import MIN_LOGPROB, TextPosition
-from slipstream.http.openai.vocabulary import TokenJson, TokenTextColumns, TokenTexts
+from slipstream.http.logprobs.logprob_bodies import MIN_LOGPROB, TextPosition
+from slipstream.http.logprobs.vocabulary import TokenJson, TokenTextColumns, TokenTexts
 from slipstream.outputs import Delta, candidates_of
 from slipstream_ipc.columns import f32, pack_u32, u32
 

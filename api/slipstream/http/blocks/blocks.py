@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from io import StringIO
 
+from slipstream.http.logprobs.held_logprobs import HeldLogprobs
 from slipstream.http.openai.custom_tools import InputReader
-from slipstream.http.openai.held_logprobs import HeldLogprobs
 from slipstream_ipc.messages import AnswerEvent, EventKind
 from slipstream_ipc.validation.kept_size import num_text_bytes
 

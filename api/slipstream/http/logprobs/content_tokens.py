@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from slipstream.http.openai.held_logprobs import HeldLogprobs
+from slipstream.http.logprobs.held_logprobs import HeldLogprobs
 from slipstream.outputs import Delta, columns_of, events_of, kind_of
 from slipstream_ipc.messages import AnswerEvent, EventKind
 

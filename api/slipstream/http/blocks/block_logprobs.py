@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from slipstream.http.answers.blocks import Block, BlockKind
-from slipstream.http.answers.content_tokens import add_content, content_of, tokens_of
-from slipstream.http.openai.held_logprobs import HeldLogprobs
-from slipstream.http.openai.logprob_pieces import ShownLogprobs, entry_pieces
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.blocks.blocks import Block, BlockKind
+from slipstream.http.logprobs.content_tokens import add_content, content_of, tokens_of
+from slipstream.http.logprobs.held_logprobs import HeldLogprobs
+from slipstream.http.logprobs.logprob_pieces import ShownLogprobs, entry_pieces
+from slipstream.http.logprobs.vocabulary import TokenTexts
 from slipstream.http.response_encoding import filled
 from slipstream.outputs import Delta, events_of, kind_of
 from slipstream_ipc.messages import AnswerEvent, EventKind

@@ -14,15 +14,15 @@ from tests.oracles.completion_logprobs import completion_logprobs
 from slipstream import compiled
 from slipstream.delta_batch import DeltaBatch
 from slipstream.demo_model import MODEL_PATH
-from slipstream.http.openai.logprob_bodies import TextPosition, chat_logprobs
-from slipstream.http.openai.logprob_encoding import (
+from slipstream.http.logprobs.logprob_bodies import TextPosition, chat_logprobs
+from slipstream.http.logprobs.logprob_encoding import (
     Tails,
     chat_logprobs_json,
     chat_tails,
     completion_logprobs_json,
     completion_tails,
 )
-from slipstream.http.openai.vocabulary import TokenText, TokenTextColumns, TokenTexts
+from slipstream.http.logprobs.vocabulary import TokenText, TokenTextColumns, TokenTexts
 from slipstream.http.response_encoding import one_line
 from slipstream.outputs import Delta
 from slipstream_ipc.columns import pack_u32

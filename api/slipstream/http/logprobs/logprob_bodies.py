@@ -11,6 +11,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 
 from slipstream.delta_batch import Logprob, TokenLogprobs
+from slipstream.http.logprobs.vocabulary import TokenTexts
 from slipstream.http.openai.response_bodies import (
     ChatLogprobs,
     LogprobById,
@@ -18,7 +19,6 @@ from slipstream.http.openai.response_bodies import (
     TokenLogprob,
     TopLogprob,
 )
-from slipstream.http.openai.vocabulary import TokenTexts
 
 MIN_LOGPROB = -9999.0
 

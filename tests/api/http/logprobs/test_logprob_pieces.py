@@ -16,16 +16,16 @@ from tests.oracles.completion_logprobs import completion_logprobs
 
 from slipstream import delta_batch
 from slipstream.delta_batch import EntryColumns, batch_of
-from slipstream.http.openai import held_logprobs
-from slipstream.http.openai.held_logprobs import HeldLogprobs
-from slipstream.http.openai.logprob_bodies import (
+from slipstream.http.logprobs import held_logprobs
+from slipstream.http.logprobs.held_logprobs import HeldLogprobs
+from slipstream.http.logprobs.logprob_bodies import (
     TextPosition,
     candidates_by_id,
     chat_logprobs,
     logprobs_by_id,
     top_logprobs_by_name,
 )
-from slipstream.http.openai.logprob_pieces import (
+from slipstream.http.logprobs.logprob_pieces import (
     EchoedTokens,
     ShownLogprobs,
     chat_pieces,
@@ -33,7 +33,7 @@ from slipstream.http.openai.logprob_pieces import (
     pieces_by_id,
     prompt_pieces,
 )
-from slipstream.http.openai.vocabulary import TokenText, TokenTexts
+from slipstream.http.logprobs.vocabulary import TokenText, TokenTexts
 from slipstream.http.response_encoding import one_line
 from slipstream.prompt_logprobs import PromptPieces
 from slipstream_ipc.columns import pack_f32, pack_u32

@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from slipstream.delta_batch import Logprob
 from slipstream.demo_model import MODEL_PATH
-from slipstream.http.openai.logprob_bodies import TextPosition, chat_logprobs
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.logprobs.logprob_bodies import TextPosition, chat_logprobs
+from slipstream.http.logprobs.vocabulary import TokenTexts
 
 
 def loaded(path: Path) -> TokenTexts:

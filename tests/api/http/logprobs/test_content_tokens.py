@@ -10,8 +10,8 @@ from tests.helpers.fake_worker import Entry, deltas
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
-from slipstream.http.answers.content_tokens import add_content, content_tokens
-from slipstream.http.openai.held_logprobs import HeldLogprobs
+from slipstream.http.logprobs.content_tokens import add_content, content_tokens
+from slipstream.http.logprobs.held_logprobs import HeldLogprobs
 from slipstream.outputs import join
 from slipstream.request.requests import new_submit
 from slipstream_ipc.columns import pack_u32, u32
