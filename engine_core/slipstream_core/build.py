@@ -29,7 +29,7 @@ from slipstream_core.step.plan import Runner, TurnRunner
 from slipstream_core.workers.admission import Admission
 from slipstream_core.workers.crash_note_writer import CrashNote, Succession, begin_note
 from slipstream_core.workers.handler import WorkerHandler
-from slipstream_core.workers.held_answers import HeldAnswers
+from slipstream_core.workers.kept_answers import KeptAnswersByWorker
 from slipstream_core.workers.pending import PendingAdmissions
 from slipstream_core.workers.sender import CoreAcceptor, WorkerSender
 from slipstream_core.workers.stream_store import CoreStreamStore
@@ -179,7 +179,7 @@ def assemble_core(
             max_readmitted_tokens=_READMITTED_FACTOR * waiting_tokens,
         ),
         pending=PendingAdmissions(compiler, logprob_budget),
-        held=HeldAnswers(int(config.response_store_mib * 2**20)),
+        held=KeptAnswersByWorker(int(config.response_store_mib * 2**20)),
         succession=Succession(config.incarnation, suspects, config.predecessor_ended_s, note),
     )
     tracer = open_tracer(config.trace, "core")

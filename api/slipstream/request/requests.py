@@ -178,7 +178,7 @@ def new_submits(
             given = Summary("text" if text is not None else "token ids")
             raise BadRequest("prompt", given, "chat messages beside options of chats")
         named = {name: value for name, value in asked.items() if value is not None}
-        plain = Submit(
+        request = Submit(
             handle=0,
             stream_id=bytes(16),
             params=Raw(),
@@ -191,13 +191,13 @@ def new_submits(
             answer=answer if messages and answers[0].detokenize else None,
             **named,  # type: ignore[arg-type]
         )
-        check_spec(plain)
+        check_spec(request)
         for name, value in (("label", label), *named.items()):
             if isinstance(value, str):
                 checked_utf8(name, value)
-        num_plain_bytes = _num_bytes(plain) + _OTHER_BYTES * (len(answers) - 1)
-        if num_plain_bytes > PACKED_BYTES:
-            plain = packed(plain)
+        num_shared_bytes = _num_bytes(request) + _OTHER_BYTES * (len(answers) - 1)
+        if num_shared_bytes > PACKED_BYTES:
+            request = packed(request)
         submits: list[Submit] = []
         shared = None  # the previous answer's params, without their seed
         for params, stream_id in zip(answers, stream_ids, strict=True):
@@ -207,17 +207,17 @@ def new_submits(
             if params != shared:
                 _check_answer(params, token_ids, model)
                 encoded = _encoded(params)
-                num_bytes = num_plain_bytes + memoryview(encoded).nbytes
+                num_bytes = num_shared_bytes + memoryview(encoded).nbytes
                 if num_bytes > MAX_MESSAGE_BYTES:
                     given = Summary(f"a request of {num_bytes} bytes")
                     raise BadRequest("prompt", given, f"at most {MAX_MESSAGE_BYTES}")
                 shared = params
-                plain = msgspec.structs.replace(plain, params=encoded)
-            own_id = secrets.token_bytes(16) if stream_id is None else _stream_id(stream_id)
+                request = msgspec.structs.replace(request, params=encoded)
+            answer_id = secrets.token_bytes(16) if stream_id is None else _stream_id(stream_id)
             if submits and stream_id is None:  # one worker renders the prompt for all of them
-                own_id = dealt_with(submits[0].stream_id, own_id)
-            own = plain if len(answers) == 1 else msgspec.structs.replace(plain, seed=seed)
-            submits.append(msgspec.structs.replace(own, stream_id=own_id))
+                answer_id = dealt_with(submits[0].stream_id, answer_id)
+            seeded = request if len(answers) == 1 else msgspec.structs.replace(request, seed=seed)
+            submits.append(msgspec.structs.replace(seeded, stream_id=answer_id))
     except BadRequest as error:
         raise bad_request(error) from None
     return submits

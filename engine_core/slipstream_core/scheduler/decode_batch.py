@@ -5,9 +5,9 @@ goes. Then nothing is gathered anew: positions and cache slots advance by one or
 the rest stays. The result equals that of `step_builder.token_columns` for the same rows
 (tests/engine_core/scheduler/test_decode_batch.py).
 
-Answers (`DecodeStreak`):
+Answers (`SteadyDecode`):
 
-- Any increment of a generation, of any row, ends the streak. Steps are answered in launch order, so
+- Any increment of a generation, of any row, ends that. Steps are answered in launch order, so
   a row that was alive when one step was answered, with no increment since, is alive at the next.
 
 The batch (`DecodeBatch`):
@@ -45,7 +45,7 @@ _MAX_AHEAD = 8  # steps
 _NO_ROWS: Int64s = np.empty(0, np.int64)
 
 
-class DecodeStreak:
+class SteadyDecode:
     """The rows sampled last, if all of them were alive and below their limits. Empty at first.
 
     They still are, and none reaches its limit by its next token, while `num_ended` is that of the

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from slipstream_core.kvcache.snapshots import Snapshots
-from slipstream_core.scheduler.decode_batch import DecodeBatch, DecodeStreak
+from slipstream_core.scheduler.decode_batch import DecodeBatch, SteadyDecode
 from slipstream_core.scheduler.launched_steps import Launched, LaunchedSteps, Sampled
 from slipstream_core.scheduler.logprob_budget import LogprobBudget, outputs_bytes, step_len
 from slipstream_core.scheduler.prefill import Chunk, Prefill
@@ -123,7 +123,7 @@ class Scheduler:
         self._in_flight = LaunchedSteps()
         self._builder = PlanBuilder(self._requests, tokens)
         self._batch: DecodeBatch | None = None  # while the same requests decode, one token each
-        self._streak = DecodeStreak()  # of the rows sampled last
+        self._steady = SteadyDecode()  # of the rows sampled last
         self._completer = SpanCompleter(self._requests, tokens)
         self._has_states = cache.has_states
         self._step = 0
@@ -311,19 +311,19 @@ class Scheduler:
             counts = np.ones(len(token_ids), np.int64)
         if counts is not None:
             return self._complete_several(plan, record, token_ids, counts)
-        streak = self._streak
+        steady = self._steady
         if (
-            rows is streak.rows
-            and streak.num_left > 1
-            and streak.num_ended == self._requests.num_ended
+            rows is steady.rows
+            and steady.num_left > 1
+            and steady.num_ended == self._requests.num_ended
         ):
-            streak.num_left -= 1
+            steady.num_left -= 1
             ids = token_ids.astype(_UINT32)
-            if streak.appender is None or not streak.appender.append(ids):
+            if steady.appender is None or not steady.appender.append(ids):
                 self._tokens.append(rows, ids)
-                streak.appender = self._tokens.appender(rows)
-            return Sampled(rows, ids, streak.index, _NO_ROWS)
-        streak.end()
+                steady.appender = self._tokens.appender(rows)
+            return Sampled(rows, ids, steady.index, _NO_ROWS)
+        steady.end()
         index = np.arange(len(token_ids))
         alive = self._requests.generation.take(rows.array) == record.sampled_generations
         if not alive.all():
@@ -339,7 +339,7 @@ class Scheduler:
             ended = rows.array[num_left <= 0]
             self._remove(ended)
         elif not record.is_suspect:
-            streak.begin(rows, index, self._requests.num_ended, least_left)
+            steady.begin(rows, index, self._requests.num_ended, least_left)
         return Sampled(rows, ids, index, ended)
 
     def _complete_several(
@@ -354,7 +354,7 @@ class Scheduler:
         """
         requests = self._requests
         self._end_batch()
-        self._streak.end()
+        self._steady.end()
         row_set, generations, kv_lens = record.sampled, record.sampled_generations, plan.kv_lens
         if len(kv_lens) != len(row_set):
             kv_lens = kv_lens[plan.samples]

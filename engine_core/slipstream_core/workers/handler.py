@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from slipstream_core.scheduler.scheduling import Scheduling
 from slipstream_core.workers.admission import Admission, WaitingLoad, is_same
 from slipstream_core.workers.crash_note_writer import Succession
-from slipstream_core.workers.held_answers import HeldAnswers
+from slipstream_core.workers.kept_answers import KeptAnswersByWorker
 from slipstream_core.workers.pending import PendingAdmissions
 from slipstream_core.workers.sender import CoreAcceptor, Receipt, WorkerSender
 from slipstream_core.workers.stream_store import CoreStreamStore
@@ -90,7 +90,7 @@ class WorkerHandler:
         *,
         admission: Admission,
         pending: PendingAdmissions,
-        held: HeldAnswers,
+        held: KeptAnswersByWorker,
         succession: Succession,
     ) -> None:
         self._acceptor = acceptor

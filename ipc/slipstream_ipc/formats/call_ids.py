@@ -26,7 +26,7 @@ def repeated_id(call_id: str, index: int) -> str:
     return call_id[: _MAX_CHARS - len(suffix)] + suffix
 
 
-def plain_id(call_id: str) -> str:
+def safe_id(call_id: str) -> str:
     """The id in letters, digits, `_` and `-`; itself where it has no others."""
     if _is_valid(call_id) and not call_id.startswith(_ENCODED):
         return call_id

@@ -150,11 +150,11 @@ def _fields(info: inspect.Type) -> tuple[inspect.Field, ...]:
 
 
 def _items(info: inspect.Type) -> str:
-    plain = info
-    while isinstance(plain, inspect.Metadata):
-        plain = plain.type
-    bounds = _bounds(plain) if isinstance(plain, inspect.IntType | inspect.FloatType) else ""
-    return _MANY.get(type(plain), "values") + bounds
+    bare = info
+    while isinstance(bare, inspect.Metadata):
+        bare = bare.type
+    bounds = _bounds(bare) if isinstance(bare, inspect.IntType | inspect.FloatType) else ""
+    return _MANY.get(type(bare), "values") + bounds
 
 
 def _bounds(info: inspect.IntType | inspect.FloatType) -> str:

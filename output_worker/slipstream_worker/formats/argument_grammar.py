@@ -686,15 +686,15 @@ class _Values:
         """A value; a schema that is referred to is a rule of its own, as it may hold itself."""
         path = given.get("$ref") if isinstance(given, Mapping) else None
         if not isinstance(path, str):
-            return self._plain_value(self._parameters.resolved(given), depth)
+            return self._resolved_value(self._parameters.resolved(given), depth)
         if path not in self._referred:
             name, number = self._grammar.reserve("value")
             self._referred[path] = name
-            body = self._plain_value(self._parameters.resolved(given), depth)
+            body = self._resolved_value(self._parameters.resolved(given), depth)
             self._grammar.fill(name, number, body)
         return self._referred[path]
 
-    def _plain_value(self, schema: Schema, depth: int) -> str:
+    def _resolved_value(self, schema: Schema, depth: int) -> str:
         if depth > _MAX_DEPTH:
             raise self._parameters.refusal(f"schemas more than {_MAX_DEPTH} levels deep")
         check = self._parameters.check

@@ -107,7 +107,7 @@ def find_dialect(tokenizer: Any) -> TemplateDialect:
         named = found._replace(reasoning_name=name)
         if any(
             _REASONING in _rendered(tokenizer, named, turn)
-            for turn in (_call_turn("", _REASONING), _plain_turn())
+            for turn in (_call_turn("", _REASONING), _answer_turn())
         ):
             both = _rendered(tokenizer, named, _call_turn(_CONTENT, _REASONING))
             is_either = not both and bool(_rendered(tokenizer, named, _call_turn(_CONTENT)))
@@ -186,7 +186,7 @@ def _call_turn(
     return ChatMessage("assistant", content, tool_calls=(call,), reasoning_content=reasoning)
 
 
-def _plain_turn() -> ChatMessage:
+def _answer_turn() -> ChatMessage:
     return ChatMessage("assistant", _CONTENT, reasoning_content=_REASONING)
 
 

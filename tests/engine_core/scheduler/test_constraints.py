@@ -1,6 +1,6 @@
 """Rules of single tokens against loops over lists, and against the exact distribution.
 
-`DecodeStreak` plays a scheduler: rows come and go, lose their slots and get others, and the tokens
+`SteadyDecode` plays a scheduler: rows come and go, lose their slots and get others, and the tokens
 of a step are in the history only when the next one is planned already.
 """
 

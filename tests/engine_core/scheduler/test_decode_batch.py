@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.helpers.new_requests import new_request
 from tests.helpers.scheduler_harness import scheduler_of
 
-from slipstream_core.scheduler.decode_batch import DecodeStreak
+from slipstream_core.scheduler.decode_batch import SteadyDecode
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.token_log import TokenLog
 
@@ -74,7 +74,7 @@ class Twin:
         """
         plan = self.in_flight.popleft()
         if self.anew:
-            self.scheduler._streak = DecodeStreak()
+            self.scheduler._steady = SteadyDecode()
         num = int(plan.samples.sum())
         counts = 1 + (np.arange(num) + plan.step) % spans if spans else None
         num = num if counts is None else int(counts.sum())

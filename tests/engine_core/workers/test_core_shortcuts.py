@@ -361,7 +361,7 @@ def compare(worlds: list[World]) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "stops", "stop ids", "logprobs"])
 @pytest.mark.parametrize("event", [*ADMISSIONS, *RARE, "report", "acknowledge", "late fault", "id"])
-def test_what_comes_into_a_streak(event: str, kind: str) -> None:
+def test_what_comes_between_steady_steps(event: str, kind: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: BEGIN_S)
         worlds = [World(1, in_c=in_c) for in_c in (True, False)]
@@ -387,7 +387,7 @@ def test_what_comes_into_a_streak(event: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("spans", [0, 1])
-def test_a_long_streak_is_sent_in_c(spans: int) -> None:
+def test_many_steady_steps_are_sent_in_c(spans: int) -> None:
     """So that the comparison is of two ways."""
     world = World(1, in_c=True)
     act(world, "stops", 0, 0)
@@ -395,7 +395,7 @@ def test_a_long_streak_is_sent_in_c(spans: int) -> None:
         world.turn([1], spans=spans)
         act(world, "report", 0, 0)
     assert world.num_in_c > 14
-    assert spans or world.core.scheduler._streak.appender is not None
+    assert spans or world.core.scheduler._steady.appender is not None
     assert isinstance(world.core.handler._senders[b"w0"]._reports, _native.ReportReader)
     world.core.close()
 

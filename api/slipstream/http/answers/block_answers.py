@@ -75,7 +75,7 @@ class StreamedBlocks:
         self._kind = 0  # of its text (see `Deltas.kinds`)
         self._frame = ChunkFrame(b"", b"", 0)
         live.failure_event, live.forget = self._writer.fail, self._writer.forget_logprobs
-        self.is_plain = True
+        self.writes_deltas = True
         self._state.awaits_acceptance = True
         self.queue = StreamQueue(live, self._state, self, _TOKEN_BYTES)
         self.queue.stream.chunk_writer = self

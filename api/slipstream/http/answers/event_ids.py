@@ -250,7 +250,7 @@ def checksum_of(submits: Sequence[Submit], num_answers: int) -> int:
         if number % num_answers:
             found = crc32(submit.params, found)
         else:
-            plain = msgspec.structs.replace(
+            without_ids = msgspec.structs.replace(
                 submit,
                 handle=0,
                 stream_id=bytes(16),
@@ -260,7 +260,7 @@ def checksum_of(submits: Sequence[Submit], num_answers: int) -> int:
                 trace=None,
                 keep=None,
             )
-            found = crc32(msgspec.msgpack.encode(plain), found)
+            found = crc32(msgspec.msgpack.encode(without_ids), found)
     return found
 
 

@@ -26,9 +26,9 @@ _PORTION_BYTES = 2**16  # of a backlog, to be written at once
 
 
 class DeltaWriter(ChunkWriter, Protocol):
-    """Writes the deltas of one stream. is_plain: `write_delta` may be called."""
+    """Writes the deltas of one stream. writes_deltas: `write_delta` may be called."""
 
-    is_plain: bool
+    writes_deltas: bool
 
     def write_deltas(self, deltas: Sequence[Delta]) -> None:
         """Write consecutive deltas that are not the stream's last."""
@@ -69,7 +69,7 @@ class StreamQueue:
                     exchange.drop()
             elif self._live.is_busy:
                 return
-            elif self._writer.is_plain and not state.is_over and len(state.deltas) == 1:
+            elif self._writer.writes_deltas and not state.is_over and len(state.deltas) == 1:
                 delta = state.deltas.popleft()
                 self._writer.write_delta(delta, json_part(delta.text))
             else:

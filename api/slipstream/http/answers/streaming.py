@@ -159,9 +159,9 @@ class StreamedChoice:
         self._is_content_only = self._reads_events and not plan.has_all_logprobs
         has_customs = bool(shape.custom_tools)
         self._customs = CustomCalls(shape.custom_tools) if has_customs else None
-        self._may_be_plain = not (self._has_ids or plan.with_usage_so_far or has_customs)
+        self._may_write_deltas = not (self._has_ids or plan.with_usage_so_far or has_customs)
         # its chunks contain nothing but a delta's text and log-probabilities
-        self.is_plain = plan.echo is None and self._may_be_plain
+        self.writes_deltas = plan.echo is None and self._may_write_deltas
         num_candidates = 0 if plan.num_logprobs is None else 1 + plan.num_logprobs
         token_bytes = 4 + _CANDIDATE_BYTES * num_candidates
         # where the next token's text begins
@@ -193,7 +193,7 @@ class StreamedChoice:
     def _new_frame(self, kind: int) -> ChunkFrame:
         plan = self._live.plan
         is_content = kind in (0, EventKind.CONTENT)
-        has_logprobs = self._with_logprobs and self.is_plain
+        has_logprobs = self._with_logprobs and self.writes_deltas
         if not has_logprobs:
             logprobs = NULL
         elif is_content or plan.has_all_logprobs:
@@ -220,11 +220,11 @@ class StreamedChoice:
         `_write`.
         """
         has_text_ids = self._event_ids is None or (self._taken.prefix and not self._has_called)
-        is_text_only = self.is_plain and not self._with_logprobs and bool(has_text_ids)
+        is_text_only = self.writes_deltas and not self._with_logprobs and bool(has_text_ids)
         stream, frame = self._stream, self._text_frame
         stream.is_text_only = is_text_only
-        stream.chunk_writer = self if self.is_plain else None
-        has_tails = self.is_plain and frame.has_logprobs and self._event_ids is None
+        stream.chunk_writer = self if self.writes_deltas else None
+        has_tails = self.writes_deltas and frame.has_logprobs and self._event_ids is None
         has_tails = has_tails and self._live.plan.id.kind in ("cmpl", "chatcmpl")
         is_completion = self._live.plan.id.kind == "cmpl"
         stream.texts = self._live.texts if has_tails else None
@@ -246,18 +246,18 @@ class StreamedChoice:
             frame = self.frame(kind)
         if not frame.has_logprobs:
             if text:
-                self._write_plain(part, frame)
+                self._write_text(part, frame)
             return
         live = self._live
         found = None
         if text:
             found = self._shape.logprobs_json(delta, live.texts, self._position)
         if found is not None:
-            self._write_plain(part, frame, frame.between + found)
+            self._write_text(part, frame, frame.between + found)
         elif text or columns_of(delta).width:
             self._write(self._take([delta]), None)
 
-    def _write_plain(self, part: bytes, frame: ChunkFrame, middle: bytes = b"") -> None:
+    def _write_text(self, part: bytes, frame: ChunkFrame, middle: bytes = b"") -> None:
         """Write a chunk from the encoded constant parts. middle: JSON between text and end."""
         exchange = self._exchange
         if not exchange.has_begun:
@@ -335,9 +335,9 @@ class StreamedChoice:
         return portion
 
     def _write(self, portion: _ChunkContent, reason: str | None) -> None:
-        is_text = portion.parts is None and self.is_plain
+        is_text = portion.parts is None and self.writes_deltas
         if is_text and not self._with_logprobs and reason is None:
-            self._write_plain(json_part(portion.text), self._text_frame)
+            self._write_text(json_part(portion.text), self._text_frame)
             return
         plan, ids = self._live.plan, portion.ids
         text, shown, reason = self._live.shown(
@@ -346,7 +346,9 @@ class StreamedChoice:
         )
         logprobs, pieces = self._logprobs(shown)
         is_first, self._is_first = self._is_first, False
-        self.is_plain = self._may_be_plain and (plan.echo is None or not self._with_logprobs)
+        self.writes_deltas = self._may_write_deltas and (
+            plan.echo is None or not self._with_logprobs
+        )
         self._choose_writer()
         if not self._exchange.has_begun:
             self._begin()

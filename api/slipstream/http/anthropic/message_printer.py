@@ -36,7 +36,7 @@ from slipstream.http.blocks.blocks import Block, BlockKind
 from slipstream.http.openai.answer_parts import finish_reason
 from slipstream.http.openai.usage import Usage
 from slipstream.http.response_encoding import named_event
-from slipstream_ipc.formats.call_ids import plain_id
+from slipstream_ipc.formats.call_ids import safe_id
 from slipstream_ipc.messages import End
 
 _HOLE = b"\0"  # where the text goes in an encoded event; never raw in JSON
@@ -134,7 +134,7 @@ def _content(block: Block, text: str, tool_input: str) -> AnswerContent:
         case BlockKind.REASONING:
             return MessageThinking(text)
         case BlockKind.CALL:
-            return MessageToolUse(plain_id(block.call_id), block.name, Raw(tool_input.encode()))
+            return MessageToolUse(safe_id(block.call_id), block.name, Raw(tool_input.encode()))
 
 
 def _delta(kind: BlockKind) -> ContentDelta:

@@ -153,9 +153,9 @@ def _num_of(signs: bytes, body: bytes, most: int) -> int:
         return num
     num, is_in_string = 0, 0
     # neither of the two stands for a quote or a sign, and both keep the places of all others
-    plain = np.frombuffer(body.replace(rb"\\", b"__").replace(rb"\"", b"__"), np.uint8)
-    for begin in range(0, len(plain), _PIECE_BYTES):
-        piece = plain[begin : begin + _PIECE_BYTES]
+    unescaped = np.frombuffer(body.replace(rb"\\", b"__").replace(rb"\"", b"__"), np.uint8)
+    for begin in range(0, len(unescaped), _PIECE_BYTES):
+        piece = unescaped[begin : begin + _PIECE_BYTES]
         in_string = np.cumsum(piece == ord('"'), dtype=np.uint8)
         in_string += np.uint8(is_in_string)
         in_string &= 1

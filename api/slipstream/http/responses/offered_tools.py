@@ -53,8 +53,8 @@ class OfferedTools:
             by_client[tool.name, tool.namespace, tool.is_custom] = offered
             if tool.namespace is not None:
                 of_namespace.setdefault(tool.namespace, []).append(offered)
-                plain = tool.name, None, tool.is_custom
-                by_client[plain] = None if plain in by_client else offered
+                unqualified = tool.name, None, tool.is_custom
+                by_client[unqualified] = None if unqualified in by_client else offered
         for offered, tool in self.by_name.items():
             if tool.namespace is None:
                 by_client[tool.name, None, tool.is_custom] = offered

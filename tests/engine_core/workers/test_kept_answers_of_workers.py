@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.core_box import CoreBox, Held, StateWorker
 
-from slipstream_core.workers.held_answers import HeldAnswers
+from slipstream_core.workers.kept_answers import KeptAnswersByWorker
 from slipstream_ipc.messages import (
     KEPT_ENTRY_BYTES,
     DropKept,
@@ -148,7 +148,7 @@ def test_a_stream_that_owes_nothing_is_forgotten_after_an_attach(make_core: Any)
 def test_what_is_held_stays_within_the_bound(
     operations: list[tuple[bool, int, bytes, int]],
 ) -> None:
-    held, model = HeldAnswers(10 * KEPT_ENTRY_BYTES), dict[bytes, tuple[bytes, int]]()
+    held, model = KeptAnswersByWorker(10 * KEPT_ENTRY_BYTES), dict[bytes, tuple[bytes, int]]()
     for is_put, number, worker, size in operations:
         stream_id = bytes([number])
         if not is_put:

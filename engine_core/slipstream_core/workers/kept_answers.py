@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from slipstream_ipc.messages import KEPT_ENTRY_BYTES, KeptEntry
 
 
-class HeldAnswers:
+class KeptAnswersByWorker:
     """Kept answers by stream id, oldest first, with the worker that each belongs to."""
 
     def __init__(self, max_bytes: int) -> None:
