@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.helpers.answer_units import AnswerUnit, whole_events
+from tests.helpers.http_front import Raw
 
 from slipstream.answers.tool_calls import call_id
 from slipstream.http.answers.event_ids import parse_event_id
@@ -113,3 +114,13 @@ def content_of_units(units: Sequence[AnswerUnit], stream_id: bytes) -> list[Cont
                 before = content[-1]
                 content[-1] = (before[0], before[1] + text, *before[2:])
     return content
+
+
+def read_into_a_call(raw: Raw, body: dict[str, Any]) -> bytes:
+    """The first events of a stream of /v1/messages, to the middle of a tool's input."""
+    raw.post("/v1/messages", body, "Accept: text/event-stream")
+    raw.read(with_body=False)
+    said = b""
+    while said.count(b"partial_json") < 12:
+        said += raw.read_chunk()
+    return said

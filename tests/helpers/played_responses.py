@@ -1,4 +1,4 @@
-"""What a simulated model plays to requests for responses, and how these are asked for."""
+"""What a simulated model plays, with thoughts and calls, and how responses are asked for."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ CALLS = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich 🏔", "days": 2}}\n</tool_call>\n'
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 )
+LONG = "It is cold 🏔, and windy. " * 40
+NOTE = f'<tool_call>\n{{"name": "note", "arguments": {{"day": 1, "text": "{LONG}"}}}}\n</tool_call>'
+PATCH = '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\n\\"b\\" 🏔"}}\n</tool_call>'
 LINES = [
     {"text": '{"city": "Oslo", "degrees": -3}', "when": "as JSON"},
     {"text": "<think>Both are here.</think>\nIt snows in both.", "when": "snow"},
+    {"text": PATCH, "when": "Patch"},
+    {"text": NOTE, "when": "Note"},
     {"text": CALLS},
 ]
 WEATHER: Any = {

@@ -10,7 +10,6 @@ import openai
 import pytest
 from openai import OpenAI
 from tests.helpers.patience import PATIENCE_S
-from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, Stack
 from slipstream.http.answers.echo import token_offsets
@@ -20,22 +19,15 @@ PROMPT = "Once upon a time, naïve 日本 said"
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    model = "simulated:step_ms=1,mode=chain"  # each token depends on all before it
-    with spareless_stack(model, http_port=0, max_logprobs=-1) as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def client(stack: Stack) -> Iterator[OpenAI]:
-    url = f"{stack.http_address}/v1"
+def client(chain_stack: Stack) -> Iterator[OpenAI]:
+    url = f"{chain_stack.http_address}/v1"
     with OpenAI(base_url=url, api_key="x", max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def native(stack: Stack) -> Iterator[Client]:
-    with stack.client() as client:
+def native(chain_stack: Stack) -> Iterator[Client]:
+    with chain_stack.client() as client:
         yield client
 
 

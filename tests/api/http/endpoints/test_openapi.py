@@ -12,7 +12,6 @@ from tests.helpers.http_front import Raw, events_of
 from tests.helpers.message_events import content_of, named_events
 from tests.helpers.openapi import DOCUMENT, schema_of
 from tests.helpers.response_events import response_events
-from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
 from slipstream.http.app import App
@@ -21,7 +20,7 @@ from slipstream.http.config import Limits
 from slipstream.http.endpoints.model_endpoints import ModelEndpoints
 from slipstream.http.logprobs.vocabulary import TextsByModel
 
-MODEL = "simulated:step_ms=0,prefill_us=0"
+MODEL = "tiny"
 TURNS = [{"role": "user", "content": "hi"}]
 ASKS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": [[5, 6], [7]], "max_tokens": 3, "logprobs": 2, "n": 2},
@@ -74,15 +73,9 @@ def test_what_is_not_supported_says_so():
     assert "enum" not in shown["temperature"]
 
 
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    with spareless_stack(MODEL, http_port=0) as running:
-        yield running
-
-
 @pytest.fixture
-def connection(stack: Stack) -> Iterator[Raw]:
-    with Raw(int(stack.http_address.rpartition(":")[2])) as raw:
+def connection(chain_stack: Stack) -> Iterator[Raw]:
+    with Raw(int(chain_stack.http_address.rpartition(":")[2])) as raw:
         yield raw
 
 

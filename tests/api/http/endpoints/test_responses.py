@@ -18,7 +18,6 @@ from tests.helpers.played_responses import (
     USER,
     WEATHER,
     openai_client,
-    playing_stack,
     port_of,
 )
 from tests.helpers.response_events import response_events, with_joined_deltas
@@ -33,21 +32,15 @@ class Weather(BaseModel):
     degrees: int
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with playing_stack(tmp_path_factory.mktemp("answers")) as running:
-        yield running
-
-
 @pytest.fixture
-def client(stack: Stack) -> Iterator[OpenAI]:
-    with openai_client(stack) as client:
+def client(calling_stack: Stack) -> Iterator[OpenAI]:
+    with openai_client(calling_stack) as client:
         yield client
 
 
 @pytest.fixture
-def raw(stack: Stack) -> Iterator[Raw]:
-    with Raw(port_of(stack)) as connection:
+def raw(calling_stack: Stack) -> Iterator[Raw]:
+    with Raw(port_of(calling_stack)) as connection:
         yield connection
 
 
@@ -135,13 +128,13 @@ def test_a_response_with_log_probabilities_has_no_event_ids(raw: Raw) -> None:
     assert done["logprobs"]
 
 
-def test_an_answer_goes_on_after_each_event(stack: Stack, raw: Raw) -> None:
+def test_an_answer_goes_on_after_each_event(calling_stack: Stack, raw: Raw) -> None:
     """By Last-Event-ID, in the middle of reasoning and of arguments too."""
     raw.post(PATH, {**BODY, "stream": True}, ACCEPT)
     events = response_events(raw.read().body)
     whole = with_joined_deltas(events)
     for number in range(0, len(events) - 1, 7):
-        with Raw(port_of(stack)) as again:
+        with Raw(port_of(calling_stack)) as again:
             again.post(
                 PATH, {**BODY, "stream": True}, ACCEPT, f"Last-Event-ID: {events[number][0]}"
             )

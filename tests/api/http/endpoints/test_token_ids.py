@@ -10,7 +10,6 @@ import jsonschema
 import pytest
 from tests.helpers.http_front import Front, Raw
 from tests.helpers.openapi import DOCUMENT, schema_of
-from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
 from slipstream.demo_model import MODEL_PATH
@@ -21,15 +20,9 @@ EVENTS = "Accept: text/event-stream"
 SPECIAL = 0  # the bundled tokenizer's <|endoftext|>
 
 
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    with spareless_stack("simulated:step_ms=1,mode=chain", http_port=0) as running:
-        yield running
-
-
 @pytest.fixture
-def connection(stack: Stack) -> Iterator[Raw]:
-    with Raw(int(stack.http_address.rpartition(":")[2])) as raw:
+def connection(chain_stack: Stack) -> Iterator[Raw]:
+    with Raw(int(chain_stack.http_address.rpartition(":")[2])) as raw:
         yield raw
 
 

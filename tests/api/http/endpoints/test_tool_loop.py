@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,25 +11,10 @@ from openai import OpenAI
 from tests.helpers.chat_message import accumulated
 from tests.helpers.http_answer import identified_events
 from tests.helpers.http_front import Raw
-from tests.helpers.patience import PATIENCE_S
-from tests.helpers.stacks import spareless_stack
+from tests.helpers.played_responses import ARGUMENTS, CALLS, openai_client, port_of
 
 from slipstream import Stack
 
-CALLS = (
-    "<think>Two cities: I ask for both.</think>\n"
-    '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich 🏔", "days": 2}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-)
-LINES = [
-    {"text": "<think>Both are here.</think>\nIt snows in both.", "when": "snow"},
-    {
-        "text": '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\n\\"b\\" 🏔"}}\n'
-        "</tool_call>",
-        "when": "Patch",
-    },
-    {"text": CALLS},
-]
 PATCH: Any = {"type": "custom", "custom": {"name": "patch", "description": "Patches."}}
 WEATHER: Any = {
     "type": "function",
@@ -40,28 +24,12 @@ WEATHER: Any = {
     },
 }
 USER: Any = {"role": "user", "content": "How is the weather in Zürich and Oslo?"}
-ARGUMENTS = [{"city": "Zürich 🏔", "days": 2}, {"city": "Oslo"}]
-FORMATS = {"tool_format": "hermes", "reasoning_format": "qwen3"}
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    path = Path(tmp_path_factory.mktemp("answers")) / "answers.jsonl"
-    path.write_text("\n".join(map(json.dumps, LINES)))
-    model = f"simulated:step_ms=5,answers={path}"
-    with spareless_stack(model, http_port=0, served_model_name="played", **FORMATS) as running:
-        yield running
 
 
 @pytest.fixture
-def client(stack: Stack) -> Iterator[OpenAI]:
-    base_url = f"{stack.http_address}/v1"
-    with OpenAI(base_url=base_url, api_key="x", max_retries=0, timeout=PATIENCE_S) as client:
+def client(calling_stack: Stack) -> Iterator[OpenAI]:
+    with openai_client(calling_stack) as client:
         yield client
-
-
-def port_of(stack: Stack) -> int:
-    return int(stack.http_address.rpartition(":")[2])
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
@@ -129,18 +97,18 @@ def test_without_tools_calls_are_text(client: OpenAI) -> None:
         assert choice.message.model_extra["reasoning"] == "Two cities: I ask for both."
 
 
-def test_a_call_is_resumed_in_the_middle_of_an_argument(stack: Stack) -> None:
+def test_a_call_is_resumed_in_the_middle_of_an_argument(calling_stack: Stack) -> None:
     """The connection breaks there."""
     body = {"messages": [USER], "tools": [WEATHER], "stream": True, "max_tokens": 400}
     accept, path = "Accept: text/event-stream", "/v1/chat/completions"
     said = b""
-    with Raw(port_of(stack)) as raw:
+    with Raw(port_of(calling_stack)) as raw:
         raw.post(path, body, accept)
         raw.read(with_body=False)
         while b"arguments" not in said:
             said += raw.read_chunk()
     events = identified_events(said)
-    with Raw(port_of(stack)) as raw:
+    with Raw(port_of(calling_stack)) as raw:
         raw.post(path, body, accept, f"Last-Event-ID: {events[-1][0]}")
         answer = raw.read()
     assert answer.status == 200, answer.body
