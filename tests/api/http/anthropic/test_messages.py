@@ -1,5 +1,5 @@
 """POST /v1/messages over HTTP: every process is real but where a worker is asked nothing, and the
-device plays its answers. tests/system/failures kills them in the middle of one.
+device plays its answers. tests/system/streams kills them in the middle of one.
 """
 
 from __future__ import annotations

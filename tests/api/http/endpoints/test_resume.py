@@ -1,5 +1,5 @@
 """Streams that go on where their client was, over another connection. What the deaths of processes
-do to them is in tests/system/failures/test_resumed_streams.py.
+do to them is in tests/system/streams/test_resumed_streams.py.
 """
 
 from __future__ import annotations
