@@ -47,7 +47,7 @@ def test_the_packages_metadata_is_read_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_health_tells_the_process_ids_that_are_known() -> None:
-    io: Any = SimpleNamespace(replicas=[])
+    io: Any = SimpleNamespace(cluster=SimpleNamespace(statuses=list))
     routes, answers = app_over(io), Answers()
     request, handler = HttpRequest("GET", "/health"), routes._handlers["/health"]["GET"]
     handler(request, Exchange(request, cast(Any, answers)))
@@ -68,7 +68,9 @@ def test_the_metrics_of_all_replicas_are_asked_for_and_rendered_once(
     now = [5.0]
     replica = SimpleNamespace(shown_name="r", model="m")
     io: Any = SimpleNamespace(
-        replicas=[replica], models=[], inspect=lambda _, use: asked.append(use)
+        cluster=SimpleNamespace(statuses=lambda: [replica]),
+        models=[],
+        inspect=lambda _, use: asked.append(use),
     )
     routes = app_over(io, clock=lambda: now[0])
     monkeypatch.setattr(metrics, "_replica_metrics", lambda *_: ())
