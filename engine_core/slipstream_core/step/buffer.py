@@ -220,7 +220,7 @@ def packed_bytes(plan: StepPlan) -> int:
 
 
 class _Rows(NamedTuple):
-    """What the rows of a plan compute and sample."""
+    """The tokens that the rows of a plan compute, and which of them sample."""
 
     query_lens: AnyArray
     samples: AnyArray
@@ -300,7 +300,7 @@ class PlanBuffer:
         return self._buffer[:size]
 
     def _check(self, rows: _Rows, counts: tuple[int, ...]) -> None:
-        """As `_Rows.check`, unless the plan before had these very columns and counts."""
+        """Do as `_Rows.check`, unless the plan before had these very columns and counts."""
         last, last_counts = self._agreed
         if (
             last is None
