@@ -15,7 +15,15 @@ from tests.helpers.patience import PATIENCE_S
 
 from slipstream import Client, Stack
 from slipstream_ipc.columns import pack_u32, u32
-from slipstream_ipc.messages import Abort, Cancel, Cancelled, End, Fault, SamplingParams, Submit
+from slipstream_ipc.messages import (
+    Abort,
+    Cancel,
+    Cancelled,
+    End,
+    Fault,
+    SamplingParams,
+    Submit,
+)
 from slipstream_ipc.transport.codec import decode_params
 
 GENERATE = "/generate"
@@ -162,16 +170,6 @@ def test_a_stream_that_is_aborted_ends_with_what_it_had(played, raw):
     assert events[-1]["choices"][0]["finish_reason"] == "abort"
 
 
-def test_a_key_is_needed_to_abort(played: FakeWorker) -> None:
-    front = Front(played.address, api_keys=("right",))
-    try:
-        with Raw(front.port) as raw:
-            raw.post("/abort", {"request_id": "gen-" + 32 * "0"})
-            assert raw.read().status == 401
-    finally:
-        front.stop()
-
-
 # ---- real processes ----------------------------------------------------------------------------
 
 
@@ -285,3 +283,13 @@ def test_ids_are_the_wires(played: FakeWorker, front: Front) -> None:
         played_answer(played, submit, entry)
         (event, _) = raw.read().events
     assert pack_u32(event["choices"][0]["token_ids"]) == pack_u32([5, 6, 7])
+
+
+def test_a_key_is_needed_to_abort(played: FakeWorker) -> None:
+    front = Front(played.address, api_keys=("right",))
+    try:
+        with Raw(front.port) as raw:
+            raw.post("/abort", {"request_id": "gen-" + 32 * "0"})
+            assert raw.read().status == 401
+    finally:
+        front.stop()
