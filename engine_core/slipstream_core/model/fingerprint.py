@@ -23,7 +23,7 @@ from slipstream_ipc.validation.simulated_model import SIMULATED, parse_simulated
 _SIZE = 16
 _WHOLE_BYTES = 2**20  # of a text file; of a larger one, which is a vocabulary, this and samples
 _TEXTS = ("*.json", "*.jinja", "*.model", "*.txt")
-_WEIGHTS = ("*.safetensors", "*.bin")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 _NUM_SAMPLES = 16  # of a large file
 _SAMPLE_BYTES = 1024
 _MAX_HEADER_BYTES = 2**20

@@ -52,6 +52,8 @@ from slipstream_core.load_error import ModelLoadError, NoRoomError, brief
 from slipstream_core.model.attention_check import check_independence
 from slipstream_core.model.checkpoint_files import read_headers
 from slipstream_core.model.config_overrides import overridden
+from slipstream_core.model.gguf.folder import weights_file
+from slipstream_core.model.gguf.weights import load_weights
 from slipstream_core.model.host_memory import read_host_memory, refuse_weights, unmapped_bytes
 from slipstream_core.model.hub import Source, incomplete, local_folder, locate
 from slipstream_core.model.leftover_tensors import refuse_leftovers
@@ -164,7 +166,11 @@ def load_model(
         if config is None:
             config = _config(name, source, trust_remote_code, hf_overrides or {})
         is_quantised = False
-        if not is_random(name):
+        gguf_file = None if is_random(name) else weights_file(Path(source.path))
+        if gguf_file is not None:
+            is_quantised = True  # or not: all of it is read anew
+            _refuse_sliced(name, rank)
+        elif not is_random(name):
             is_quantised = dequantise(name, config, source, is_sliced=rank is not None)
         torch_dtype = _dtype(dtype, target, config)
         text = config.get_text_config()
@@ -195,6 +201,9 @@ def load_model(
             refuse_weights(name, kept, read_host_memory())
         if is_random(name):
             module = random_module(config, torch_dtype, target, attn_implementation=ATTENTION_NAME)
+        elif gguf_file is not None:
+            module = _unfolded_module(name, source, config, torch_dtype)
+            load_weights(name, gguf_file, module, text, torch_dtype, target)
         else:
             module = _weights(
                 name,
@@ -261,6 +270,30 @@ def load_model(
         states=states,
         is_stepped=is_stepped,
     )
+
+
+def _refuse_sliced(name: str, rank: Rank | None) -> None:
+    if rank is not None:
+        raise ModelLoadError(
+            name,
+            "GGUF files are not cut for several devices; set tensor_parallel_size to 1",
+        )
+
+
+def _unfolded_module(
+    name: str, source: Source, config: PreTrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
+    """The model of an unfolded GGUF file, whose weights have no values and take no memory yet."""
+    try:
+        with no_init_weights():
+            module = auto_class(config).from_config(
+                config, dtype=dtype, attn_implementation=attention_of(config)
+            )
+        assert isinstance(module, PreTrainedModel)
+        module.generation_config = GenerationConfig.from_pretrained(source.path)
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(name, f"transformers cannot build it ({brief(error)})") from error
+    return module
 
 
 def _sharding_plan(

@@ -1,0 +1,207 @@
+"""Unfolds a GGUF file into a model's folder: configuration, tokenizer, template, and links to the
+weights.
+
+All else knows folders, so this happens once, before the processes of a stack start. The folder is
+in the user's cache, named by what it was made of, and appears complete or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from slipstream_core.model.gguf.architectures import architecture_of, read_config
+from slipstream_core.model.gguf.metadata import Metadata
+from slipstream_core.model.gguf.names import UnknownTensorError, parameters_of
+from slipstream_core.model.gguf.reader import GGUFError, GGUFModel, read_gguf
+from slipstream_core.model.gguf.tokenizer import Vocabulary, read_vocabulary, tokenizer_json
+from slipstream_ipc.cache_folder import user_cache
+
+Json = dict[str, Any]
+
+_WAY = 1  # of unfolding: counted up when the same file becomes another folder
+_STEM = re.compile(r"[^A-Za-z0-9._-]+")
+_LINK = "weights-{:05}.gguf"
+_TEMPLATE = "tokenizer.chat_template"
+_TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_TOKEN_IDS = {"bos": ("bos",), "pad": ("padding",), "eos": ("eos", "eot", "eom")}
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+_COUNTS = ("top_k",)
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What is taken from elsewhere in place of the file's metadata: folders."""
+
+    tokenizer: Path | None = None
+    config: Path | None = None
+
+
+def unfold(file: Path, overrides: Overrides | None = None, cache: Path | None = None) -> Path:
+    """The folder of a file, made if it is not there. cache: where folders are kept.
+
+    Raises GGUFError, which names the file, and OSError.
+    """
+    overrides = overrides or Overrides()
+    file = file.resolve()
+    model = read_gguf(file)
+    parent = (user_cache() / "gguf") if cache is None else cache
+    folder = parent / f"{_STEM.sub('-', file.stem)[:80]}-{_digest(model, overrides)}"
+    if folder.is_dir():
+        return folder
+    files = _files(model, overrides)
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=".part-", dir=parent))  # of mode 700
+    try:
+        for name, content in files.items():
+            path = made / name
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.write_bytes(content)
+        if overrides.tokenizer is not None:
+            for name in _TOKENIZER_FILES:
+                if (given := overrides.tokenizer / name).is_file():
+                    (made / name).symlink_to(given.absolute())
+        for number, part in enumerate(model.files, start=1):
+            (made / _LINK.format(number)).symlink_to(part)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another process was quicker
+                raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def weights_file(folder: Path) -> Path | None:
+    """The first GGUF file that an unfolded folder links to; None for other folders."""
+    link = folder / _LINK.format(1)
+    return link.resolve() if link.is_symlink() else None
+
+
+def _digest(model: GGUFModel, overrides: Overrides) -> str:
+    digest = blake2b(digest_size=10)
+    digest.update(model.headers)
+    for each in model.files:
+        digest.update(os.fsencode(each))
+        digest.update(each.stat().st_size.to_bytes(8, "little"))
+    given = [*((overrides.tokenizer and _given(overrides.tokenizer, _TOKENIZER_FILES)) or ())]
+    given += [*((overrides.config and _given(overrides.config, ("config.json",))) or ())]
+    digest.update(msgspec.msgpack.encode((_WAY, given)))
+    return digest.hexdigest()
+
+
+def _given(folder: Path, names: tuple[str, ...]) -> list[tuple[str, bytes]]:
+    return [
+        (str(path.absolute()), blake2b(path.read_bytes()).digest())
+        for name in names
+        if (path := folder / name).is_file()
+    ]
+
+
+def _files(model: GGUFModel, overrides: Overrides) -> dict[str, bytes]:
+    """The folder's files by name, but for links."""
+    metadata = Metadata(model)
+    architecture = architecture_of(metadata)
+    if overrides.config is None:
+        config = read_config(model)
+    else:
+        config = _read_json(model.files[0], overrides.config / "config.json")
+    try:
+        text = config.get("text_config", config)
+        list(parameters_of(architecture, model.tensors, text["num_hidden_layers"]))
+    except UnknownTensorError as error:
+        raise GGUFError(model.files[0], f"has {error}") from None
+    except (KeyError, TypeError) as error:
+        raise GGUFError(model.files[0], f"is given a config.json without {error}") from None
+    files: dict[str, Json] = {}
+    texts: dict[str, str] = {}
+    ids = _token_ids(metadata)
+    if overrides.config is None:
+        config |= ids
+    settings = _sampling(metadata) | ids
+    if overrides.tokenizer is None:
+        vocabulary = read_vocabulary(metadata, config["vocab_size"])
+        files["tokenizer.json"] = tokenizer_json(metadata, vocabulary, architecture)
+        files["tokenizer_config.json"] = _tokenizer_config(vocabulary, config)
+        texts = _templates(metadata)
+        metadata.refuse_others("tokenizer.")
+    files["config.json"] = config
+    files["generation_config.json"] = settings
+    found = {name: msgspec.json.encode(content) for name, content in files.items()}
+    return found | {name: content.encode() for name, content in texts.items()}
+
+
+def _read_json(file: Path, path: Path) -> Json:
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise GGUFError(file, f"is given {path}, which cannot be read ({error})") from None
+    return found
+
+
+def _tokenizer_config(vocabulary: Vocabulary, config: Json) -> Json:
+    named = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    tokens = {f"{ours}_token": vocabulary.token(theirs) for ours, theirs in named.items()}
+    return {
+        "backend": "tokenizers",
+        "tokenizer_class": "TokenizersBackend",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": config.get("max_position_embeddings"),
+        **{name: token for name, token in tokens.items() if token is not None},
+    }
+
+
+def _templates(metadata: Metadata) -> dict[str, str]:
+    """Chat templates by the names of their files."""
+    found: dict[str, str] = {}
+    if metadata.has(_TEMPLATE):
+        found["chat_template.jinja"] = metadata.text(_TEMPLATE)
+    for name in metadata.texts(f"{_TEMPLATE}s") or ():
+        if not _TEMPLATE_NAME.fullmatch(name):
+            raise metadata.error(f"names a chat template {name[:80]!r}")
+        text = metadata.text(f"{_TEMPLATE}.{name}")
+        found[f"additional_chat_templates/{name}.jinja"] = text
+    return found
+
+
+def _token_ids(metadata: Metadata) -> Json:
+    """The tokens that begin, fill and end a text; of several ends each."""
+    found: dict[str, list[int]] = {}
+    for name, ids in _TOKEN_IDS.items():
+        keys = [f"tokenizer.ggml.{each}_token_id" for each in ids]
+        found[name] = [metadata.integer(key) for key in keys if metadata.has(key)]
+    return {
+        f"{name}_token_id": list(dict.fromkeys(each)) if name == "eos" else each[0]
+        for name, each in found.items()
+        if each
+    }
+
+
+def _sampling(metadata: Metadata) -> Json:
+    """The defaults of sampling that a file suggests, in the words of generation_config.json."""
+    found: Json = {}
+    for ours, theirs in _SAMPLING.items():
+        key = f"general.sampling.{ours}"
+        if metadata.has(key):
+            is_count = ours in _COUNTS
+            found[theirs] = metadata.integer(key) if is_count else metadata.number(key)
+    if found:
+        found["do_sample"] = True
+    metadata.refuse_others("general.sampling.")
+    return found

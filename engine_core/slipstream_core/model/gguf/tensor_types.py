@@ -1,0 +1,65 @@
+"""The types of tensors in GGUF files: their numbers, and the blocks that they are stored in.
+
+Numbers and sizes are those of ggml's `ggml.h` and `ggml-common.h`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A type that is served. A block holds `block_len` neighbouring values of a row."""
+
+    name: str
+    block_len: int
+    block_bytes: int
+
+
+SERVED: dict[int, TensorType] = {
+    0: TensorType("F32", 1, 4),
+    1: TensorType("F16", 1, 2),
+    2: TensorType("Q4_0", 32, 18),
+    3: TensorType("Q4_1", 32, 20),
+    6: TensorType("Q5_0", 32, 22),
+    7: TensorType("Q5_1", 32, 24),
+    8: TensorType("Q8_0", 32, 34),
+    12: TensorType("Q4_K", 256, 144),
+    13: TensorType("Q5_K", 256, 176),
+    14: TensorType("Q6_K", 256, 210),
+    20: TensorType("IQ4_NL", 32, 18),
+    30: TensorType("BF16", 1, 2),
+    39: TensorType("MXFP4", 32, 17),
+}
+"""By their numbers in files."""
+
+_OTHERS = {
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    40: "NVFP4",
+}
+
+
+def type_name(number: int) -> str:
+    """The name of any type for an error message."""
+    if (served := SERVED.get(number)) is not None:
+        return served.name
+    return _OTHERS.get(number, f"number {number}")

@@ -1,0 +1,96 @@
+"""Fills a model with the weights of a GGUF file, a parameter at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from slipstream_core.load_error import ModelLoadError
+from slipstream_core.model.gguf.blocks import Floats, dequantise
+from slipstream_core.model.gguf.names import Parameter, UnknownTensorError, parameters_of
+from slipstream_core.model.gguf.reader import GGUFError, GGUFModel, Tensor, read_gguf
+
+
+def load_weights(
+    name: str,
+    file: Path,
+    module: PreTrainedModel,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Give `module` the file's weights, dequantised, as `dtype` on `device`. Raises ModelLoadError.
+
+    name: of the model, for errors. Peak memory beyond the weights is one of them in float32.
+    """
+    try:
+        model = read_gguf(file)
+        architecture = model.metadata["general.architecture"]
+        found = parameters_of(str(architecture), model.tensors, config.num_hidden_layers)
+        own = dict(module.named_parameters())
+        filled: set[int] = set()
+        for parameter in found:
+            target = own.pop(parameter.name, None)
+            if target is None:
+                raise GGUFError(
+                    file, f"has tensor {parameter.tensors[0]!r}, which its configuration has not"
+                )
+            value = _value(model, parameter, config)
+            if value.shape != tuple(target.shape):
+                raise GGUFError(
+                    file,
+                    f"has tensor {parameter.tensors[0]!r} for {parameter.name} of the shape "
+                    f"{value.shape}, and its configuration tells of {tuple(target.shape)}",
+                )
+            weight = torch.from_numpy(np.ascontiguousarray(value)).to(dtype)
+            filled.add(id(_put(module, parameter.name, weight.to(device))))
+    except (GGUFError, UnknownTensorError, OSError) as error:
+        said = f"{file.name} has {error}" if isinstance(error, UnknownTensorError) else str(error)
+        raise ModelLoadError(name, said) from error
+    module.tie_weights()
+    left = [each for each, weight in module.named_parameters() if id(weight) not in filled]
+    if left:
+        raise ModelLoadError(name, f"{file.name} lacks {len(left)} weights, {left[0]} among them")
+
+
+def _put(module: PreTrainedModel, name: str, weight: torch.Tensor) -> torch.nn.Parameter:
+    parent, _, last = name.rpartition(".")
+    parameter = torch.nn.Parameter(weight, requires_grad=False)
+    setattr(module.get_submodule(parent), last, parameter)
+    return parameter
+
+
+def _value(model: GGUFModel, parameter: Parameter, config: PreTrainedConfig) -> Floats:
+    """The parameter's values in transformers' order."""
+    parts = [_read(model.tensors[each]) for each in parameter.tensors]
+    layout = parameter.layout
+    if layout == "halves":
+        is_query = ".q_proj." in parameter.name
+        heads = config.num_attention_heads if is_query else config.num_key_value_heads
+        return parts[0][rows_of_halves(len(parts[0]), heads)]
+    if layout == "plus_one":
+        return parts[0] - np.float32(1)
+    if layout == "interleaved":
+        both = np.stack(parts, axis=2).reshape(len(parts[0]), -1, *parts[0].shape[2:])
+        return both.swapaxes(1, 2) if both.ndim == 3 else both
+    if layout == "turned":
+        return parts[0].swapaxes(1, 2) if parts[0].ndim == 3 else parts[0]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def rows_of_halves(num_rows: int, heads: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The file's rows in transformers' order: of each head the first of all pairs, then the
+    second.
+    """
+    return np.arange(num_rows).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
+
+
+def _read(tensor: Tensor) -> Floats:
+    values = dequantise(tensor.type, tensor.read())
+    if not np.isfinite(values).all():
+        problem = f"has values in tensor {tensor.name!r} that are infinite or no numbers"
+        raise GGUFError(tensor.file, problem)
+    return values.reshape(tensor.shape)
