@@ -253,7 +253,6 @@ ONLY: dict[str, Only] = {
     "engram_config": Only(_PLANNED),
     "grpc": Only("there is no gRPC; Python clients have a protocol of their own"),
     "grpc_port": Only("there is no gRPC; Python clients have a protocol of their own"),
-    "hf_config_path": Only("the configuration is the model's own"),
     "hf_token": Only("$HF_TOKEN is read"),
     "io_processor_plugin": Only(_CODE),
     "kv_cache_dtype": Only("quantised caches are not supported yet"),
@@ -262,7 +261,9 @@ ONLY: dict[str, Only] = {
     "kv_events_config": Only(_TRANSFER),
     "kv_offloading_size": Only("caches are not offloaded", (0,)),
     "kv_transfer_config": Only(_TRANSFER),
-    "load_format": Only("weights are read from safetensors", ("safetensors", "hf")),
+    "load_format": Only(
+        "weights are read from safetensors and GGUF files", ("safetensors", "hf", "gguf")
+    ),
     "logits_processors": Only(_CODE, ([],)),
     "logprobs_mode": Only("log-probabilities are the model's own"),
     "lora_modules": Only(_LORA, ([],)),
@@ -274,7 +275,7 @@ ONLY: dict[str, Only] = {
     "pooler_config": Only(_POOLING),
     "prefill_context_parallel_size": Only(_DEVICES),
     "profiler_config": Only("--trace records a timeline"),
-    "quantization": Only(_QUANTISED, ("compressed-tensors",)),
+    "quantization": Only(_QUANTISED, ("compressed-tensors", "gguf")),
     "quantization_config": Only(_QUANTISED),
     "reasoning_config": Only("requests have thinking_token_budget"),
     "reasoning_effort_map": Only(_PLANNED, ({},)),

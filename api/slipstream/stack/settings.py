@@ -59,7 +59,8 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str | None,
         _about(
             MODEL,
-            "folder, hub id, simulated:OPTION=VALUE,... or random:NAME "
+            "folder, hub id, GGUF file (of a hub: ORGANISATION/NAME:TYPE), "
+            "simulated:OPTION=VALUE,... or random:NAME "
             "(default: the bundled demo model)",
             "MODEL",
         ),
@@ -76,6 +77,15 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tokenizer: Annotated[
         str | None,
         _about(MODEL, "folder or hub id of the tokenizer (default: the model's own)", "MODEL"),
+    ] = None
+    hf_config_path: Annotated[
+        str | None,
+        _about(
+            MODEL,
+            "folder or hub id whose config.json says what a GGUF file's model is (default: the "
+            "file's metadata)",
+            "MODEL",
+        ),
     ] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
@@ -665,6 +675,7 @@ class StackOptions(TypedDict, total=False):
 
     served_model_name: str | Sequence[str] | None
     tokenizer: str | None
+    hf_config_path: str | None
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     device: Literal["auto", "cpu", "cuda"]
     max_num_seqs: int | None

@@ -27,10 +27,7 @@ _ANSWERS = "answers="
 _CONFIG = "config.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _GGUF = ".gguf"
-_NO_GGUF = (
-    "a folder with a config.json and safetensors, or a hub id. GGUF files are not supported; the "
-    "checkpoint that they were made from is"
-)
+_HUB_GGUF = re.compile(rf"(?P<name>{_HUB_ID.pattern}):(?P<type>[A-Za-z0-9][\w.-]*)")
 _CONNECT_S = 5.0
 _CACHE_VARIABLE, _OFFLINE_VARIABLE = "HF_HUB_CACHE", "HF_HUB_OFFLINE"
 _MAIN = "main"
@@ -115,11 +112,16 @@ def folder_or_hub_id(option: str, value: str, more: str = "") -> str:
     is_model = option == "model"
     if path.is_dir() and (not is_model or (path / _CONFIG).is_file()):
         return str(path.absolute())
-    if is_model and _is_gguf(path):
-        raise wrong_option(option, value, _NO_GGUF)
+    if is_model and (_has_gguf(path) or (not path.exists() and _HUB_GGUF.fullmatch(value))):
+        return str(path.absolute()) if path.exists() else value
+    if is_model and value.lower().endswith(_GGUF.replace(".", "-")) and not path.exists():
+        allowed = f"the type of one of its GGUF files behind its name, such as {value}:Q4_K_M"
+        raise wrong_option(option, value, allowed)
     if path.exists() or not _HUB_ID.fullmatch(value):
-        folder = f"a folder with a {_CONFIG if is_model else 'tokenizer'}"
-        allowed = ", ".join(filter(None, (folder, "a hub id (NAME or ORGANISATION/NAME)", more)))
+        folder = f"a folder with a {'tokenizer' if option == 'tokenizer' else _CONFIG}"
+        file = f"a file of the suffix {_GGUF}" if is_model else ""
+        hub_id = "a hub id (NAME or ORGANISATION/NAME)"
+        allowed = ", ".join(filter(None, (folder, file, hub_id, more)))
         lacks = f"; {path.absolute()} has no {_CONFIG}" if value and path.is_dir() else ""
         raise wrong_option(option, value, f"{allowed}{lacks or _nearest(path)}")
     return value
@@ -130,7 +132,7 @@ def with_model_revision(settings: StackSettings, model: str, tokenizer: str) -> 
     BadRequestError for a revision of anything else.
     """
     revision = settings.revision
-    if revision is None:
+    if revision is None or _HUB_GGUF.fullmatch(model):
         return model, tokenizer
     if not is_hub_id(model):
         if revision == _MAIN:
@@ -153,6 +155,16 @@ def was_downloaded(value: str) -> bool:
 def is_hub_id(value: str) -> bool:
     """True if a model or tokenizer is from a hub. value: as `model_and_tokenizer` returns it."""
     return not value.startswith((SIMULATED, RANDOM, "/"))
+
+
+def is_gguf(model: str) -> bool:
+    """True for a GGUF file, a folder with one, and a hub id with the type of one. model: as
+    returned by `model_and_tokenizer`.
+    """
+    if not is_hub_id(model):
+        path = Path(model)
+        return path.is_absolute() and not (path / _CONFIG).is_file() and _has_gguf(path)
+    return _HUB_GGUF.fullmatch(model) is not None
 
 
 def hub_environment(settings: StackSettings, model: str, tokenizer: str) -> dict[str, str]:
@@ -184,6 +196,8 @@ def check_hub(option: str, value: str, cache: str | None = None) -> bool:
     from huggingface_hub import constants  # takes a moment, and most models are folders
 
     value, revision = split_revision(value)
+    if found := _HUB_GGUF.fullmatch(value):
+        value = found["name"]
     cache = constants.HF_HUB_CACHE if cache is None else cache
     folder = Path(cache) / f"models--{value.replace('/', '--')}" / "snapshots"
     if any(folder.glob("*/*")):
@@ -229,10 +243,11 @@ def _unreachable(option: str, value: str, why: str, cache: str) -> BadRequestErr
     return wrong_option(option, value, allowed)
 
 
-def _is_gguf(path: Path) -> bool:
+def _has_gguf(path: Path) -> bool:
+    """True for a GGUF file, and for a folder with some."""
     if path.is_dir():
         return any(path.glob(f"*{_GGUF}"))
-    return path.name.lower().endswith((_GGUF, _GGUF.replace(".", "-")))
+    return path.is_file() and path.name.lower().endswith(_GGUF)
 
 
 def _nearest(path: Path) -> str:

@@ -9,6 +9,7 @@ import msgspec
 from slipstream.errors import wrong_option
 from slipstream.stack.log_level import check_log_level
 from slipstream.stack.plan.child_spec import child_spec
+from slipstream.stack.plan.gguf_folder import with_gguf_folder
 from slipstream.stack.plan.model_source import (
     RANDOM,
     hub_environment,
@@ -39,6 +40,7 @@ def plan_node(
         raise wrong_option("tensor_parallel_size", given, f"1 with the model {model}")
     model, _ = with_model_revision(settings, model, model)
     environment = hub_environment(settings, model, model)
+    model, _ = with_gguf_folder(settings, model, model, environment)
     core = {**core_config(settings, model), "address": nodes["address"], "nodes": nodes}
     children = [
         child_spec(

@@ -23,6 +23,7 @@ from slipstream.stack.children.roles import CORE, WORKER
 from slipstream.stack.log_level import check_log_level
 from slipstream.stack.plan.child_spec import child_spec
 from slipstream.stack.plan.front_plan import front_specs
+from slipstream.stack.plan.gguf_folder import with_gguf_folder
 from slipstream.stack.plan.model_options import core_model_options, worker_model_options
 from slipstream.stack.plan.model_source import (
     RANDOM,
@@ -102,6 +103,7 @@ def plan_stack(
         check_address(core_address)
     except ValueError as error:
         raise wrong_option("runtime_dir", str(runtime_dir), "a shorter absolute path") from error
+    model, tokenizer = with_gguf_folder(settings, model, tokenizer, environment)
     children = [
         child_spec(
             CORE,
