@@ -6,6 +6,7 @@ with the weights that the file means, so `generate` of transformers is the oracl
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+import slipstream.demo_model
 
 Arrays = dict[str, np.ndarray]
 
@@ -426,3 +429,23 @@ def add_tokenizer(
         writer.add_token_merges(list(merges))
     if scores is not None:
         writer.add_token_scores(list(scores))
+
+
+def demo_gguf(path: Path, kind: str = "BF16") -> Path:
+    """The bundled demo model with its tokenizer and template."""
+    folder = Path(slipstream.demo_model.MODEL_PATH)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    told = json.loads((folder / "tokenizer.json").read_text())
+    tokens = sorted(told["model"]["vocab"], key=told["model"]["vocab"].get)
+    special = {each["id"] for each in told["added_tokens"]}
+    types = [3 if token_id in special else 1 for token_id in range(len(tokens))]
+    merges = [" ".join(merge) for merge in told["model"]["merges"]]
+
+    def tokenizer(writer: gguf.GGUFWriter) -> None:
+        add_tokenizer(writer, "gpt2", "gpt-2", tokens, types, merges=merges)
+        writer.add_eos_token_id(1)
+        writer.add_eot_token_id(0)
+        writer.add_pad_token_id(0)
+        writer.add_chat_template((folder / "chat_template.jinja").read_text())
+
+    return write_gguf(path, "llama", model, kind, extra=tokenizer)

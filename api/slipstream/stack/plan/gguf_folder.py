@@ -52,7 +52,7 @@ def with_gguf_folder(
 
 def _unfold(request: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
     # from the root folder: what lies in the user's is not imported
-    done = subprocess.run(  # noqa: S603  # this interpreter, and a module by name
+    done = subprocess.run(  # this interpreter, and a module by name
         [sys.executable, "-m", _PROGRAM],
         input=msgspec.json.encode(request),
         stdout=subprocess.PIPE,  # progress bars go to stderr
