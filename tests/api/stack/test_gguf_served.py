@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import ClassVar
+from urllib.parse import unquote, urlsplit
 
+import msgspec
 import pytest
-from tests.helpers.gguf_models import demo_gguf
+from tests.helpers.gguf_models import demo_gguf, make_model, write_gguf
 
-from slipstream import LLM, SamplingParams
+from slipstream import LLM, BadRequestError, SamplingParams
+from slipstream.stack.plan.process_plan import plan_stack
+from slipstream.stack.settings import settings_from
 
 
 @pytest.fixture
@@ -35,3 +44,95 @@ def test_texts_are_those_of_the_folder(cache: Path, tmp_path: Path) -> None:
     [folder] = cache.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert os.readlink(folder / "weights-00001.gguf") == str(file)
+
+
+def test_a_file_that_is_not_understood_is_refused_before_a_process_starts(
+    cache: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"GGUF" + bytes(40))
+    with pytest.raises(BadRequestError) as refused:
+        plan_stack(settings_from({"model": str(file)}), tmp_path)
+    assert "x.gguf is a GGUF file of version 0; served are versions 2 and 3" in str(refused.value)
+    with pytest.raises(BadRequestError, match=r"hf_config_path: got 'x', allowed: None with"):
+        plan_stack(settings_from({"hf_config_path": "x"}), tmp_path)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub with one repository of GGUF files."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+
+    def do_GET(self) -> None:
+        self._answer(with_content=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(with_content=False)
+
+    def _answer(self, *, with_content: bool) -> None:
+        path = unquote(urlsplit(self.path).path)
+        name = path.partition("/resolve/main/")[2]
+        if name in self.files:
+            content = self.files[name]
+        elif path == "/api/models/org/tiny-GGUF/tree/main":
+            told = [
+                {"type": "file", "path": each, "size": len(content), "oid": "0" * 40}
+                for each, content in self.files.items()
+            ]
+            content = json.dumps(told).encode()
+        else:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", f'"{hash(content):x}"')
+        self.send_header("X-Repo-Commit", "0" * 40)
+        self.end_headers()
+        if with_content:
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is written."""
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    model = make_model("llama")
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    write_gguf(parts / "tiny-Q8_0.gguf", "llama", model, "Q8_0", split_max_tensors=9)
+    Hub.files = {f"Q8_0/{each.name}": each.read_bytes() for each in parts.iterdir()}
+    for kind in ("Q4_0", "UD-Q4_0"):
+        whole = write_gguf(tmp_path / f"tiny-{kind}.gguf", "llama", model, "Q4_0")
+        Hub.files[whole.name] = whole.read_bytes()
+    Hub.files["mmproj-tiny-Q4_0.gguf"] = b""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+def folder_of(model: str, tmp_path: Path) -> Path:
+    config = plan_stack(settings_from({"model": model}), tmp_path)
+    [core] = [child for child in config.children if child.name == "core"]
+    return Path(msgspec.json.decode(core.config)["model"])
+
+
+def test_a_type_of_a_hubs_repository_is_downloaded(hub: None, cache: Path, tmp_path: Path) -> None:
+    folder = folder_of("org/tiny-GGUF:q4_0", tmp_path)
+    assert Path(os.readlink(folder / "weights-00001.gguf")).stat().st_size > 10_000
+    assert folder.name.startswith("tiny-Q4_0") or folder.parent == cache
+    split = folder_of("org/tiny-GGUF:Q8_0", tmp_path)
+    assert len(list(split.glob("weights-*.gguf"))) > 1
+    with pytest.raises(BadRequestError, match=r"of type 'Q6_K'; it has Q4_0, Q8_0, UD-Q4_0"):
+        folder_of("org/tiny-GGUF:Q6_K", tmp_path)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from slipstream import BadRequestError
-from slipstream.stack.plan.model_source import check_hub, folder_or_hub_id
+from slipstream.stack.plan.model_source import check_hub, folder_or_hub_id, is_gguf
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import settings_from
 from slipstream_ipc.hub_id import split_revision
@@ -35,13 +35,23 @@ def refusal(option: str, value: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["llama-7b.Q4_K_M.gguf", "folder", "TheBloke/Llama-2-7B-GGUF"])
-def test_gguf_files_are_refused_as_such(tmp_path, name):
-    (tmp_path / "llama-7b.Q4_K_M.gguf").touch()
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "x.gguf").touch()
-    value = name if "/" in name else str(tmp_path / name)
-    assert "GGUF files are not supported; the checkpoint that they" in refusal("model", value)
+def test_gguf_files_and_folders_with_one_are_models(tmp_path):
+    file, folder = tmp_path / "llama-7b.Q4_K_M.gguf", tmp_path / "folder"
+    folder.mkdir()
+    for path in (file, folder / "x.gguf"):
+        path.touch()
+    for given in (file, folder):
+        assert is_gguf(folder_or_hub_id("model", str(given)))
+    assert is_gguf(folder_or_hub_id("model", "org/name-GGUF:Q4_K_M"))
+    assert not is_gguf(folder_or_hub_id("model", "org/name"))
+    (folder / "config.json").touch()
+    assert not is_gguf(folder_or_hub_id("model", str(folder)))
+
+
+def test_a_gguf_repository_needs_a_type(tmp_path):
+    assert "TheBloke/Llama-GGUF:Q4_K_M" in refusal("model", "TheBloke/Llama-GGUF")
+    assert "a file of the suffix .gguf" in refusal("model", str(tmp_path / "nowhere.gguf"))
+    assert "no hub id" not in refusal("tokenizer", str(tmp_path / "nowhere.gguf"))
 
 
 def test_a_typo_in_a_path_gets_the_nearest_name(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What the metadata of each served architecture says, as transformers' configuration.
+"""The configurations of transformers that the metadata of each served architecture stands for.
 
 A function per family takes its keys; what is left is refused (`metadata.refuse_others`). Sources of
 the keys: `convert_hf_to_gguf.py`, `llama-arch.cpp` and `llama-model.cpp` of llama.cpp. What a file
@@ -77,7 +77,7 @@ def architecture_of(metadata: Metadata) -> str:
 
 
 def _common(header: Header) -> Config:
-    """What all architectures say."""
+    """The settings that all architectures have."""
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise header.metadata.error("lacks the tensor 'token_embd.weight'")

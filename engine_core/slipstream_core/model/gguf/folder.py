@@ -46,7 +46,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.ji
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What is taken from elsewhere in place of the file's metadata: folders."""
+    """Folders whose files stand in place of the file's metadata."""
 
     tokenizer: Path | None = None
     config: Path | None = None

@@ -1,4 +1,4 @@
-"""Which tensors of a file make which parameters of transformers' classes, and how.
+"""The parameters of transformers' classes that the tensors of a file make, and how.
 
 llama.cpp's converter stores some of them otherwise than transformers has them: Llama's queries and
 keys with the halves of rotated pairs side by side, Gemma's norms with 1 added, experts' gates apart
@@ -142,7 +142,7 @@ def _parameter(
     if theirs is None:
         return None
     layout: Layout = "plain"
-    parts = (name,)
+    parts: tuple[str, ...] = (name,)
     if theirs in _BARE:
         is_turned = architecture in _TURNED and theirs in _EXPERTS.values()
         layout = "turned" if is_turned else "plain"

@@ -83,7 +83,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class GGUFModel:
-    """What a file says of its model; of split files, what all parts say together."""
+    """The metadata and tensors of a model, from one file or all parts of a split one."""
 
     files: tuple[Path, ...]
     metadata: Mapping[str, Value]

@@ -15,7 +15,7 @@ _TYPE = re.compile(r"(?:^|[-._/])((?:[A-Z]{2}-)?(?:I?Q\d|F16|F32|BF16|MXFP4|TQ\d
 
 
 class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is to be unfolded. model: a file, a folder, or `OWNER/REPO:TYPE`. tokenizer, config:
+    """A file to unfold. model: a file, a folder, or `OWNER/REPO:TYPE`. tokenizer, config:
     folders or hub ids in place of the file's metadata. revision: of the model at the hub.
     """
 

@@ -7,6 +7,7 @@ here is refused: another split gives other tokens without a word.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -43,7 +44,7 @@ _GPT_4O = (
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a byte-level tokenizer treats text before merges apply.
+    """The treatment of text by a byte-level tokenizer before merges apply.
 
     `regex` None is GPT-2's own; `digits` splits each digit off before it.
     """
@@ -78,7 +79,7 @@ SPLITS: Mapping[str, Split] = {
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a file says of its tokens."""
+    """The tokens of a file, and what it says of them."""
 
     model: str
     pre: str
@@ -169,8 +170,7 @@ def tokenizer_json(metadata: Metadata, vocabulary: Vocabulary, architecture: str
     make = _byte_level if byte_level else _sentencepiece
     parts, adds_bos = make(metadata, vocabulary, architecture)
     if len(parts["model"]["vocab"]) != len(vocabulary.tokens):
-        seen: set[str] = set()
-        twice = next(each for each in vocabulary.tokens if each in seen or seen.add(each))
+        [(twice, _)] = Counter(vocabulary.tokens).most_common(1)
         raise metadata.error(f"names the token {twice!r} twice; {_INSTEAD}")
     adds_bos = adds_bos if vocabulary.adds_bos is None else vocabulary.adds_bos
     first = ["bos"] if adds_bos and "bos" in vocabulary.ids else []

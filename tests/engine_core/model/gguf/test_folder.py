@@ -1,0 +1,205 @@
+"""A file becomes a folder once, whole, for its user alone; what is not understood is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from tests.helpers.gguf_models import FAMILIES, make_model, write_gguf, write_tokenizer
+
+from slipstream_core.load_error import ModelLoadError
+from slipstream_core.model.fingerprint import fingerprint_of_files
+from slipstream_core.model.gguf.folder import Overrides, unfold, weights_file
+from slipstream_core.model.gguf.names import parameters_of
+from slipstream_core.model.gguf.reader import GGUFError, read_gguf
+from slipstream_core.model.loader import load_model
+from slipstream_core.sharding.rank import Rank
+
+
+def written(
+    folder: Path,
+    family: str = "llama",
+    extra: Callable[[gguf.GGUFWriter], None] | None = None,
+    kind: str = "F32",
+) -> Path:
+    def fill(writer: gguf.GGUFWriter) -> None:
+        write_tokenizer(writer)
+        if extra is not None:
+            extra(writer)
+
+    return write_gguf(folder / "x.gguf", family, make_model(family), kind, extra=fill)
+
+
+def refusal(folder: Path, extra: Callable[[gguf.GGUFWriter], None], family: str = "llama") -> str:
+    file = written(folder, family, extra)
+    with pytest.raises(GGUFError) as refused:
+        unfold(file, cache=folder / "cache")
+    assert not (folder / "cache").exists() or not any((folder / "cache").iterdir())
+    return str(refused.value)
+
+
+def test_a_folder_is_made_once_and_belongs_to_its_user(tmp_path: Path) -> None:
+    file = written(tmp_path)
+    folder = unfold(file, cache=tmp_path / "cache")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert weights_file(folder) == file
+    before = (folder / "config.json").stat()
+    assert unfold(file, cache=tmp_path / "cache") == folder
+    assert (folder / "config.json").stat() == before
+    assert [each.name for each in folder.parent.iterdir()] == [folder.name]
+
+
+def test_equal_headers_in_two_places_are_two_folders(tmp_path: Path) -> None:
+    file = written(tmp_path)
+    folder = unfold(file, cache=tmp_path / "cache")
+    other = Path(shutil.copy(file, tmp_path / "y.gguf"))
+    second = unfold(other, cache=tmp_path / "cache")
+    assert weights_file(second) == other
+    assert folder != second
+
+
+def test_the_fingerprint_covers_the_weights(tmp_path: Path) -> None:
+    file = written(tmp_path)
+    folder = unfold(file, cache=tmp_path / "cache")
+    before = fingerprint_of_files(str(folder))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert len(before) == 16
+    assert fingerprint_of_files(str(folder)) != before
+
+
+def test_sampling_that_a_file_suggests_is_the_default(tmp_path: Path) -> None:
+    def suggest(writer: gguf.GGUFWriter) -> None:
+        writer.add_sampling_temp(0.6)
+        writer.add_sampling_top_k(20)
+        writer.add_sampling_penalty_repeat(1.05)
+
+    folder = unfold(written(tmp_path, extra=suggest), cache=tmp_path / "cache")
+    defaults = load_model(str(folder), device="cpu").default_sampling
+    assert (defaults.temperature, defaults.top_k, defaults.repetition_penalty) == (0.6, 20, 1.05)
+
+
+def test_what_does_not_change_the_model_is_no_obstacle(tmp_path: Path) -> None:
+    def tell(writer: gguf.GGUFWriter) -> None:
+        writer.add_license("apache-2.0")
+        writer.add_tags(["text-generation"])
+        writer.add_file_type(7)
+        writer.add_quantization_version(2)
+        writer.add_string("quantize.imatrix.file", "imatrix.dat")
+
+    assert unfold(written(tmp_path, extra=tell), cache=tmp_path / "cache").is_dir()
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_sinks.weight", "blk.7.attn_q.weight", "x", "v.blk"])
+def test_a_tensor_without_a_place_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    said = refusal(tmp_path, lambda writer: writer.add_tensor(name, np.zeros(32, np.float32)))
+    assert said == f"x.gguf has tensor {name!r}, which is no part of 'llama'"
+
+
+def test_an_architecture_that_is_not_served_is_named_with_those_that_are(tmp_path: Path) -> None:
+    file = written(tmp_path)
+    writer = gguf.GGUFWriter(file, "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(
+        GGUFError, match=r"architecture 'mamba', which is not served .* llama, qwen2"
+    ):
+        unfold(file, cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("tell", "said"),
+    [
+        (
+            lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE),
+            "has positions scaled by 'longrope'",
+        ),
+        (
+            lambda writer: writer.add_tensor("rope_freqs.weight", np.full(16, 3, np.float32)),
+            "divides the frequencies of positions by 'rope_freqs.weight' otherwise",
+        ),
+        (
+            lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(3, np.float32)),
+            "has no tensor 'rope_freqs.weight' of 16 values",
+        ),
+        (lambda writer: writer.add_rope_scaling_yarn_ext_factor(0.5), "yarn_ext_factor"),
+        (lambda writer: writer.add_rope_scaling_attn_factors(2.0), "attn_factor"),
+        (lambda writer: writer.add_sliding_window_pattern(4), "attention.sliding_window_pattern"),
+        (lambda writer: writer.add_rope_dimension_sections([1, 2, 3, 4]), "dimension_sections"),
+        (lambda writer: writer.add_expert_shared_count(1), "llama.expert_shared_count"),
+    ],
+)
+def test_positions_that_are_not_understood_are_refused(
+    tell: Callable[[gguf.GGUFWriter], None], said: str, tmp_path: Path
+) -> None:
+    assert said in refusal(tmp_path, tell)
+
+
+def test_another_configuration_may_be_given(tmp_path: Path) -> None:
+    def unknown(writer: gguf.GGUFWriter) -> None:
+        writer.add_uint32("llama.unheard_of", 1)
+
+    given = tmp_path / "given"
+    make_model("llama").config.save_pretrained(given)
+    file = written(tmp_path, extra=unknown)
+    folder = unfold(file, Overrides(config=given), cache=tmp_path / "cache")
+    told = json.loads((folder / "config.json").read_bytes())
+    assert told == json.loads((given / "config.json").read_bytes())
+    assert load_model(str(folder), device="cpu").vocab_size == 331
+
+
+def test_numbers_that_are_none_are_refused_when_weights_are_read(tmp_path: Path) -> None:
+    file = written(tmp_path, kind="Q8_0")
+    tensor = read_gguf(file).tensors["blk.1.ffn_up.weight"]
+    content = bytearray(file.read_bytes())
+    content[tensor.start : tensor.start + 2] = np.float16("inf").tobytes()
+    file.write_bytes(content)
+    folder = unfold(file, cache=tmp_path / "cache")
+    with pytest.raises(
+        ModelLoadError, match=r"values in tensor 'blk.1.ffn_up.weight' that are inf"
+    ):
+        load_model(str(folder), device="cpu")
+
+
+def test_a_slice_of_a_file_is_refused(tmp_path: Path) -> None:
+    folder = unfold(written(tmp_path), cache=tmp_path / "cache")
+    with pytest.raises(ModelLoadError, match="set tensor_parallel_size to 1"):
+        load_model(str(folder), device="cpu", rank=Rank(0, 2))
+
+
+def test_a_weight_that_is_missing_is_named(tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    make_model("llama with biases").config.save_pretrained(given)
+    folder = unfold(written(tmp_path), Overrides(config=given), cache=tmp_path / "cache")
+    with pytest.raises(ModelLoadError, match=r"lacks 8 weights, model.layers.0.self_attn.*bias"):
+        load_model(str(folder), device="cpu")
+
+
+def test_names_are_those_of_the_package(tmp_path: Path) -> None:
+    """The package knows experts by the names that they had before transformers merged them."""
+    for family, (architecture, *_) in FAMILIES.items():
+        model = make_model(family)
+        own = dict(model.named_parameters())
+        key = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+        theirs = gguf.get_tensor_name_map(key, model.config.num_hidden_layers)
+        folder = tmp_path / family.replace(" ", "-")
+        folder.mkdir()
+        file = write_gguf(folder / "x.gguf", family, model)
+        found = list(
+            parameters_of(architecture, read_gguf(file).tensors, model.config.num_hidden_layers)
+        )
+        assert {each.name for each in found} == own.keys() - {"lm_head.weight"} | (
+            own.keys() & {each.name for each in found}
+        )
+        for parameter in found:
+            base, _, suffix = parameter.name.rpartition(".")
+            if ".experts." not in parameter.name and suffix in ("weight", "bias"):
+                assert (f"{theirs.get_name(base)}.{suffix}",) == parameter.tensors
