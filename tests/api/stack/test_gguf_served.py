@@ -128,11 +128,26 @@ def folder_of(model: str, tmp_path: Path) -> Path:
     return Path(msgspec.json.decode(core.config)["model"])
 
 
-def test_a_type_of_a_hubs_repository_is_downloaded(hub: None, cache: Path, tmp_path: Path) -> None:
+def test_a_type_of_a_hubs_repository_is_downloaded(
+    hub: None, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = folder_of("org/tiny-GGUF:q4_0", tmp_path)
-    assert Path(os.readlink(folder / "weights-00001.gguf")).stat().st_size > 10_000
-    assert folder.name.startswith("tiny-Q4_0") or folder.parent == cache
-    split = folder_of("org/tiny-GGUF:Q8_0", tmp_path)
-    assert len(list(split.glob("weights-*.gguf"))) > 1
+    assert folder.parent == cache
+    assert (folder / "weights-00001.gguf").resolve().read_bytes() == Hub.files["tiny-Q4_0.gguf"]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert folder_of("org/tiny-GGUF:Q4_0", tmp_path) == folder
+
+
+def test_all_parts_of_a_split_file_are_downloaded(hub: None, cache: Path, tmp_path: Path) -> None:
+    folder = folder_of("org/tiny-GGUF:Q8_0", tmp_path)
+    parts = [each.resolve().read_bytes() for each in sorted(folder.glob("weights-*.gguf"))]
+    assert parts == [Hub.files[name] for name in sorted(Hub.files) if "Q8_0/" in name]
+    assert len(parts) > 1
+
+
+def test_a_type_that_a_repository_has_not_is_refused_with_those_it_has(
+    hub: None, cache: Path, tmp_path: Path
+) -> None:
     with pytest.raises(BadRequestError, match=r"of type 'Q6_K'; it has Q4_0, Q8_0, UD-Q4_0"):
         folder_of("org/tiny-GGUF:Q6_K", tmp_path)

@@ -58,7 +58,7 @@ def unfold(file: Path, overrides: Overrides | None = None, cache: Path | None = 
     Raises GGUFError, which names the file, and OSError.
     """
     overrides = overrides or Overrides()
-    file = file.resolve()
+    file = file.absolute()  # not resolved: a hub's cache links to files without names
     model = read_gguf(file)
     parent = (user_cache() / "gguf") if cache is None else cache
     folder = parent / f"{_STEM.sub('-', file.stem)[:80]}-{_digest(model, overrides)}"
@@ -91,7 +91,7 @@ def unfold(file: Path, overrides: Overrides | None = None, cache: Path | None = 
 def weights_file(folder: Path) -> Path | None:
     """The first GGUF file that an unfolded folder links to; None for other folders."""
     link = folder / _LINK.format(1)
-    return link.resolve() if link.is_symlink() else None
+    return link.readlink() if link.is_symlink() else None
 
 
 def _digest(model: GGUFModel, overrides: Overrides) -> str:
