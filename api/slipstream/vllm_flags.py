@@ -275,7 +275,7 @@ ONLY: dict[str, Only] = {
     "pooler_config": Only(_POOLING),
     "prefill_context_parallel_size": Only(_DEVICES),
     "profiler_config": Only("--trace records a timeline"),
-    "quantization": Only(_QUANTISED, ("compressed-tensors", "gguf")),
+    "quantization": Only(_QUANTISED, ("compressed-tensors",)),
     "quantization_config": Only(_QUANTISED),
     "reasoning_config": Only("requests have thinking_token_budget"),
     "reasoning_effort_map": Only(_PLANNED, ({},)),

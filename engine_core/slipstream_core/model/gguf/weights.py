@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from slipstream_core.load_error import ModelLoadError
-from slipstream_core.model.gguf.blocks import Floats, dequantise
+from slipstream_core.model.gguf.blocks import Order, coded_matrix, is_coded
 from slipstream_core.model.gguf.names import Parameter, UnknownTensorError, parameters_of
 from slipstream_core.model.gguf.reader import GGUFError, GGUFModel, Tensor, read_gguf
 
@@ -39,13 +39,13 @@ def load_weights(
                     file, f"has tensor {parameter.tensors[0]!r}, which its configuration has not"
                 )
             value = _value(model, parameter, config)
-            if value.shape != tuple(target.shape):
+            if value.shape != target.shape:
                 raise GGUFError(
                     file,
                     f"has tensor {parameter.tensors[0]!r} for {parameter.name} of the shape "
-                    f"{value.shape}, and its configuration tells of {tuple(target.shape)}",
+                    f"{tuple(value.shape)}, and its configuration tells of {tuple(target.shape)}",
                 )
-            weight = torch.from_numpy(np.ascontiguousarray(value)).to(dtype)
+            weight = value.contiguous().to(dtype)
             filled.add(id(_put(module, parameter.name, weight.to(device))))
     except (GGUFError, UnknownTensorError, OSError) as error:
         said = f"{file.name} has {error}" if isinstance(error, UnknownTensorError) else str(error)
@@ -63,34 +63,41 @@ def _put(module: PreTrainedModel, name: str, weight: torch.Tensor) -> torch.nn.P
     return parameter
 
 
-def _value(model: GGUFModel, parameter: Parameter, config: PreTrainedConfig) -> Floats:
-    """The parameter's values in transformers' order."""
-    parts = [_read(model.tensors[each]) for each in parameter.tensors]
+def _value(model: GGUFModel, parameter: Parameter, config: PreTrainedConfig) -> torch.Tensor:
+    """The parameter's values in transformers' order, in float32."""
     layout = parameter.layout
+    order = None
     if layout == "halves":
         is_query = ".q_proj." in parameter.name
         heads = config.num_attention_heads if is_query else config.num_key_value_heads
-        return parts[0][rows_of_halves(len(parts[0]), heads)]
+        order = rows_of_halves(model.tensors[parameter.tensors[0]].shape[0], heads)
+    parts = [_read(model.tensors[each], order) for each in parameter.tensors]
+    first = parts[0]
     if layout == "plus_one":
-        return parts[0] - np.float32(1)
+        return first - 1
     if layout == "interleaved":
-        both = np.stack(parts, axis=2).reshape(len(parts[0]), -1, *parts[0].shape[2:])
-        return both.swapaxes(1, 2) if both.ndim == 3 else both
+        both = torch.stack(parts, dim=2).reshape(len(first), -1, *first.shape[2:])
+        return both.transpose(1, 2) if both.ndim == 3 else both
     if layout == "turned":
-        return parts[0].swapaxes(1, 2) if parts[0].ndim == 3 else parts[0]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return first.transpose(1, 2) if first.ndim == 3 else first
+    return first if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def rows_of_halves(num_rows: int, heads: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def rows_of_halves(num_rows: int, heads: int) -> Order:
     """The file's rows in transformers' order: of each head the first of all pairs, then the
     second.
     """
     return np.arange(num_rows).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
 
 
-def _read(tensor: Tensor) -> Floats:
-    values = dequantise(tensor.type, tensor.read())
-    if not np.isfinite(values).all():
-        problem = f"has values in tensor {tensor.name!r} that are infinite or no numbers"
-        raise GGUFError(tensor.file, problem)
-    return values.reshape(tensor.shape)
+def _read(tensor: Tensor, order: Order | None) -> torch.Tensor:
+    """The values of a tensor, its rows in another order where one is given."""
+    try:
+        if is_coded(tensor):
+            return coded_matrix(tensor, order).dequantised().reshape(tensor.shape)
+    except ValueError as error:
+        raise GGUFError(tensor.file, f"has in tensor {tensor.name!r}: {error}") from None
+    values = torch.from_numpy(np.array(tensor.read())).view(torch.float32).reshape(tensor.shape)
+    if not torch.isfinite(values).all():
+        raise GGUFError(tensor.file, f"has in tensor {tensor.name!r} a value that is not finite")
+    return values if order is None else values[torch.from_numpy(order)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import struct
@@ -18,6 +19,7 @@ from tests.helpers.gguf_models import make_model, write_gguf
 from slipstream_core.model.gguf.folder import unfold
 from slipstream_core.model.gguf.reader import GGUFError, GGUFModel, read_gguf
 
+NUM_DAMAGED = int(os.environ.get("SLIPSTREAM_DAMAGED_FILES", "500"))
 HEADER = 24  # magic, version, two counts
 
 
@@ -229,8 +231,7 @@ def test_a_missing_and_a_foreign_part_are_named(tmp_path: Path) -> None:
     assert f"is one of {len(parts)} parts" in refusal(alone)
 
 
-@pytest.mark.parametrize("num_files", [500, 100_000])
-def test_damaged_files_end_in_one_line_and_bounded_memory(num_files: int, tmp_path: Path) -> None:
+def test_damaged_files_end_in_one_line_and_bounded_memory(tmp_path: Path) -> None:
     """Nothing of outside software reads them: unfolding is this project's code alone."""
     seed = random.randrange(2**32)
     draw = random.Random(seed)
@@ -239,7 +240,7 @@ def test_damaged_files_end_in_one_line_and_bounded_memory(num_files: int, tmp_pa
     path = tmp_path / "damaged.gguf"
     said: list[str] = []
     tracemalloc.start()
-    for number in range(num_files):
+    for number in range(NUM_DAMAGED):
         path.write_bytes(damaged(content, draw))
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
@@ -249,7 +250,7 @@ def test_damaged_files_end_in_one_line_and_bounded_memory(num_files: int, tmp_pa
         assert peak - before < 16 * len(content) + (1 << 20), (seed, number)
     tracemalloc.stop()
     assert [each for each in said if "\n" in each or len(each) > 1000] == [], seed
-    assert len(said) > num_files // 2
+    assert len(said) > NUM_DAMAGED // 2
 
 
 def refused_with(path: Path, cache: Path) -> str | None:
