@@ -19,6 +19,10 @@ from slipstream_worker.formats.reasoning_ids import Spellings, find_spellings
 
 _END = "</s>"
 _MAX_TOKENS = 2_000
+_NUM_WALKS = 4
+"""A walk begins another parameter, or another list, about as often as it ends one: the lengths of
+walks fall off geometrically, and of some thousands one is too long. A grammar that cannot end makes
+all of them so."""
 _NUM_FREE = 8  # tokens of a text before an end of it is looked for
 # what ends a text that a random walk would go on with for ever
 _CLOSERS = (
@@ -128,11 +132,23 @@ def walk(
 ) -> list[int]:
     """A random walk through the grammar, whose texts end after a while. It ends where it may, three
     times in four, or, if `is_short`, always. closers: what else ends a text.
+
+    Raises AssertionError if several walks in a row do not end.
     """
     draw = random.Random(seed)
-    matcher = model.matcher(grammar)
     endings = [*([each] for each in model.ids.values())]
     endings += map(model.encoded, (*_CLOSERS, *closers))
+    for _ in range(_NUM_WALKS):
+        taken = _walked(model, model.matcher(grammar), draw, endings, is_short)
+        if taken is not None:
+            return taken
+    raise AssertionError(f"{_NUM_WALKS} walks of {_MAX_TOKENS} tokens did not end")
+
+
+def _walked(
+    model: SmallModel, matcher: Any, draw: random.Random, endings: list[list[int]], is_short: bool
+) -> list[int] | None:
+    """A walk; None if it is too long."""
     taken: list[int] = []
     num_left = draw.randrange(_NUM_FREE)
     while not (matcher.is_accepting() and (is_short or draw.random() < 0.75)):
@@ -153,6 +169,7 @@ def walk(
             assert matcher.consume_token(token_id)
         taken += chosen
         num_left -= 1
-        assert len(taken) < _MAX_TOKENS
+        if len(taken) >= _MAX_TOKENS:
+            return None
     assert matcher.is_accepting()
     return taken

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -48,9 +49,15 @@ _APPLICATORS = (
 )
 _NAMES_OF_PLACES = ("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_MEET_PATTERNS = ("patternProperties", "minProperties", "maxProperties")
-_MORE = "additionalProperties"
-_PLAIN_NAME = r"^[^\x00-\x1f\x7f]*$"
+_MEET = ("patternProperties", "minProperties", "maxProperties")
+_MORE, _PATTERNS = "additionalProperties", "patternProperties"
+_CONTROLS = r"\x00-\x1f\x7f"
+_PLAIN = f"[^{_CONTROLS}]*"
+_PLAIN_NAME = f"^{_PLAIN}$"
+_LITERAL = re.compile(rf"\^([^\\^$.|?*+()\[\]{{}}{_CONTROLS}]+)(\$?)")
+_ALL_NAMES = frozenset(("", "^", "$", ".*", "^.*", ".*$", "^.*$"))
+_CONTROL = re.compile(f"[{_CONTROLS}]")
+_END, _REST = "end", "rest"  # longer than a character
 _MAX_LOOKS = 2**14  # at pairs of schemas, for one schema
 _MAX_DEPTH = 8  # of schemas within each other that are told apart
 
@@ -114,29 +121,121 @@ def enforceable(
         except NotExact as error:
             cleaner.leave_numbers(error.numbers)
     if exact is None:
-        _spell_names_once(document, without)
+        _spell_names_once(document, without, why_not)
     return Enforceable(root, tuple(dict.fromkeys(cleaner.left_out)), exact)
 
 
-def _spell_names_once(document: SchemaDocument, without: set[int]) -> None:
+def _spell_names_once(document: SchemaDocument, without: set[int], why_not: WhyNot) -> None:
     """Write properties of any other name as those that a pattern takes: the library spells what a
     pattern takes in one way, but lets any character of another name be escaped, those of a known
     one, too: `{"a": 1, "\\u0061": 2}`. The pattern takes no control characters: they would have
     two spellings, and masks would cost more (decision 021).
 
-    Schemas stay as they are where the pattern would meet other ones, or bounds of their number.
+    Where several schemas apply to one object their patterns must not meet, unless they are the
+    same: then all are written with the names and patterns of all. What does not compile so either
+    stays as it is, but for names of any value.
     """
     schemas = [place.schema for each, place in document.places.items() if each not in without]
-    if any(word in schema for schema in schemas for word in _MEET_PATTERNS):
+    known = [
+        each
+        for each in schemas
+        if any(each.get(word) for word in ("properties", "required", "patternProperties"))
+        and each.get(_MORE, True) is not False
+    ]
+    plain = [each for each in known if _is_any(each.get(_MORE, True))]
+    if len(plain) == len(known) and not any(word in each for word in _MEET for each in schemas):
+        for schema in plain:
+            _spell_once(document, schema, None)
         return
-    referred = {id(document.target(schema)) for schema in schemas if "$ref" in schema}
+    names: dict[str, bool] = {}  # False: the beginnings of names
     for schema in schemas:
-        more = schema.get(_MORE, True)
-        is_open = _is_any(more) and (more is True or id(more) not in referred)
-        if is_open and (schema.get("properties") or schema.get("required")):
-            others = {word: each for word, each in schema.items() if word != _MORE}
-            schema.clear()  # in front: the library reads what stands before `allOf` by itself
-            schema.update({"patternProperties": {_PLAIN_NAME: True}, _MORE: False, **others})
+        names |= _known_names(schema) or {}
+    for chosen, others in ((known, None), (known, names), (plain, None)):
+        before = [(each, dict(each)) for each in chosen]
+        for each in chosen:
+            _spell_once(document, each, others)
+        if not why_not(document.root):
+            return
+        for each, was in before:
+            each.clear()
+            each.update(was)
+
+
+def _known_names(schema: Schema) -> dict[str, bool] | None:
+    """The names of a schema's properties and patterns, which are True, and the beginnings that its
+    patterns ask for, False. None where a pattern asks for more.
+    """
+    names = dict.fromkeys(schema.get("properties") or (), True)
+    for pattern in schema.get("patternProperties") or ():
+        if not (found := _LITERAL.fullmatch(pattern)):
+            return None
+        names[found[1]] = bool(found[2])
+    return names
+
+
+def _spell_once(
+    document: SchemaDocument, schema: Schema, shared: Mapping[str, bool] | None
+) -> None:
+    """Write other properties of a schema as a pattern's. shared: names and beginnings that patterns
+    of their own are to take, where the schema says nothing of them.
+    """
+    more, patterns = schema.get(_MORE, True), dict(schema.get("patternProperties") or {})
+    names = _known_names(schema)
+    if takes_all := any(each in _ALL_NAMES for each in patterns):
+        names = {}
+    if names is None:
+        return
+    if isinstance(more, dict) and document.is_referred(more):
+        document.move_with_references(more, f"others_{len(document.root.get('$defs') or ())}")
+        more = {"$ref": document.pointer(more)}
+    if shared is not None:
+        begun = tuple(each for each, is_whole in {**shared, **names}.items() if not is_whole)
+        for each, is_whole in shared.items():
+            if each not in names and not (is_whole and each.startswith(begun)):
+                patterns[_literal(each) + "$" * is_whole] = more
+        names = {**shared, **names}
+    is_any = not patterns and _is_any(more)
+    if not takes_all:
+        patterns[_PLAIN_NAME if is_any and shared is None else other_names(names)] = more
+    others = {word: each for word, each in schema.items() if word not in (_MORE, _PATTERNS)}
+    schema.clear()  # in front: the library reads what stands before `allOf` by itself
+    schema.update({_PATTERNS: patterns, _MORE: False, **others})
+
+
+def _literal(name: str) -> str:
+    """A pattern of names that begin with this one, as people write it."""
+    as_it_is = f"^{name}"
+    return as_it_is if _LITERAL.fullmatch(as_it_is) else f"^{''.join(map(_escaped, name))}"
+
+
+def other_names(names: Mapping[str, bool]) -> str:
+    """A regular expression of the names without control characters that are none of `names`, and do
+    not begin with those that are False.
+    """
+    root: dict[str, Any] = {}
+    for name, is_whole in names.items():
+        if _CONTROL.search(name):
+            continue
+        node = root
+        for character in name:
+            node = node.setdefault(character, {})
+        node[_END if is_whole else _REST] = {}
+    return f"^{_outside(root)}$"
+
+
+def _outside(node: dict[str, Any]) -> str:
+    if _REST in node:
+        return ""
+    inner = {each: found for each, found in node.items() if each != _END}
+    ways = [f"[^{''.join(map(_escaped, inner))}{_CONTROLS}]{_PLAIN}"]
+    ways += [_escaped(each) + rest for each, found in inner.items() if (rest := _outside(found))]
+    return f"(?:{'|'.join(ways)}){'' if _END in node else '?'}"
+
+
+def _escaped(character: str) -> str:
+    return (
+        character if character.isalnum() and character.isascii() else f"\\x{{{ord(character):x}}}"
+    )
 
 
 def _without_endless(document: SchemaDocument, endless: set[int]) -> set[int]:

@@ -123,6 +123,25 @@ class SchemaDocument:
                 self.places[number] = each._replace(path=(*steps, *each.path[num:]))
         return moved
 
+    def is_referred(self, schema: Schema) -> bool:
+        """True if a `$ref` refers to the schema or to what is within it."""
+        for target in self._targets.values():
+            number = None if target is None else id(target.schema)
+            while number is not None and number != id(schema):
+                place = self.places.get(number)
+                number = None if place is None else place.parent
+            if number is not None:
+                return True
+        return False
+
+    def move_with_references(self, schema: Schema, name: str) -> None:
+        """Move a schema as `move` does, and write anew what refers to it or to what is in it."""
+        moved = self.move(schema, name)
+        for place in self.places.values():
+            target = self.target(place.schema)
+            if isinstance(target, dict) and id(target) in moved:
+                place.schema["$ref"] = self.pointer(target)
+
     def _walk(self, first: Place) -> None:
         waiting = [first]
         while waiting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import re
 from typing import Any
 from unittest import mock
 
@@ -308,6 +309,105 @@ def test_a_known_name_is_not_spelled_anew(schema: Any, frame: str) -> None:
             assert not allows(schema, f'{{"a":1,"{other}":"x"}}')
 
 
+STRINGS = {"type": "string"}
+TYPED = {**OPEN, "additionalProperties": STRINGS}
+NUMBERED = {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}
+BY_BEGINNING = {**OPEN, "patternProperties": {"^x-": INTEGER}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "frame"),
+    [
+        (TYPED, "{}"),
+        ({**TYPED, "required": ["a"]}, "{}"),
+        ({**TYPED, "properties": {"a": INTEGER, "": INTEGER, "aa": INTEGER}}, "{}"),
+        ({"type": "array", "items": TYPED}, "[{}]"),
+        ({"anyOf": [{"type": "integer"}, TYPED]}, "{}"),
+        ({"$ref": "#/$defs/x", "$defs": {"x": TYPED}}, "{}"),
+        ({**NUMBERED, "minProperties": 2}, "{}"),
+        ({**NUMBERED, "minProperties": 2, "additionalProperties": STRINGS}, "{}"),
+        ({**NUMBERED, "maxProperties": 3}, "{}"),
+        ({**NUMBERED, "maxProperties": 3, "additionalProperties": STRINGS}, "{}"),
+        (BY_BEGINNING, "{}"),
+        ({**BY_BEGINNING, "additionalProperties": STRINGS}, "{}"),
+        ({"type": "array", "prefixItems": [BY_BEGINNING], "items": TYPED}, "[{}]"),
+        ({"type": "array", "prefixItems": [TYPED], "items": {"minProperties": 1}}, "[{}]"),
+        ({**TYPED, "patternProperties": {"^x-": INTEGER, "^y$": INTEGER}}, "{}"),
+        ({**OPEN, "patternProperties": {"^.*$": True}}, "{}"),
+        ({"allOf": [TYPED, {"type": "object", "properties": {"c": STRINGS}}]}, "{}"),
+        ({"allOf": [OPEN, {"type": "object", "patternProperties": {"^x-": INTEGER}}]}, "{}"),
+        (
+            {
+                "$ref": "#/$defs/x",
+                "maxProperties": 3,
+                "$defs": {"x": {**NUMBERED, "additionalProperties": STRINGS}},
+            },
+            "{}",
+        ),
+        ({"$ref": "#/$defs/x", **BY_BEGINNING, "$defs": {"x": OPEN}}, "{}"),
+    ],
+)
+def test_a_known_name_is_not_spelled_anew_beside_typed_names_patterns_and_bounds(
+    schema: Any, frame: str
+) -> None:
+    for strict in (True, False):
+        for good in ('{"a":1,"b":"x"}', '{"a":1,"é\\"\\\\ /":"x"}', '{"a":1,"ab":"x"}'):
+            assert allows(schema, frame.replace("{}", good), strict=strict), good
+        for bad in (r'{"a":1,"\u0061":"x"}', r'{"a":1,"\u0061b":"x"}', '{"a":1,"a":"x"}'):
+            assert not allows(schema, frame.replace("{}", bad), strict=strict), bad
+    if "^x-" in json.dumps(schema):
+        assert allows(schema, frame.replace("{}", '{"a":1,"x-y":2}'))
+        assert not allows(schema, frame.replace("{}", '{"a":1,"x-y":"x"}'))
+        for other in (r"\u0078-y", r"x\u002dy", r"x-\u0079"):
+            assert not allows(schema, frame.replace("{}", f'{{"a":1,"{other}":"x"}}')), other
+
+
+def test_a_typed_name_may_be_longer_or_shorter_than_a_known_one() -> None:
+    schema = {**TYPED, "properties": {"name": INTEGER, "names": INTEGER, "é]^-": INTEGER}}
+    for good in ("nam", "namess", "nbme", "", "N", "é", "é]^", "é]^-x", "^", "-", "]"):
+        assert allows(schema, json.dumps({good: "x"}, ensure_ascii=False, separators=(",", ":")))
+    for known in ("name", "names", "é]^-"):
+        text = json.dumps({known: "x"}, ensure_ascii=False, separators=(",", ":"))
+        assert not allows(schema, text)
+        assert allows(schema, text.replace('"x"', "3"))
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.text("ab]é", max_size=3), max_size=4),
+    st.lists(st.text("ab]é", min_size=1, max_size=3), max_size=2),
+    st.text("ab]éc", max_size=4),
+)
+def test_other_names_are_all_but_the_known(
+    names: list[str], prefixes: list[str], name: str
+) -> None:
+    pattern = re.sub(
+        r"\\x\{(\w+)\}",
+        lambda found: rf"\u{int(found[1], 16):04x}",
+        enforceable_schema.other_names(dict.fromkeys(names, True) | dict.fromkeys(prefixes, False)),
+    )
+    is_other = name not in {*names} - {*prefixes} and not name.startswith(tuple(prefixes))
+    assert bool(re.fullmatch(pattern, name)) is is_other
+
+
+def test_what_typed_names_refer_to_is_reached_where_it_moves() -> None:
+    tree = {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}
+    whole = {**tree, "additionalProperties": {"$ref": "#"}}
+    assert allows(whole, '{"a":1,"b":{"a":2,"c":{"a":3}}}')
+    assert not allows(whole, r'{"a":1,"\u0061":{"a":2}}')
+    inner = {"type": "object", "properties": {"s": STRINGS}, "required": ["s"]}
+    for where in ("", "/properties/s"):
+        whole = {
+            "type": "object",
+            "properties": {"a": {"$ref": f"#/additionalProperties{where}"}},
+            "additionalProperties": copy.deepcopy(inner),
+        }
+        value = '"x"' if where else '{"s":"x"}'
+        assert allows(whole, f'{{"a":{value},"b":{{"s":"y"}}}}')
+        assert not allows(whole, rf'{{"a":{value},"\u0061":{{"s":"y"}}}}')
+        assert not allows(whole, '{"b":1}')
+
+
 def test_what_other_properties_refer_to_stays_in_its_place() -> None:
     whole = {**OPEN, "additionalProperties": {"title": "any"}}
     whole["properties"] = {"a": {"$ref": "#/additionalProperties"}}
@@ -333,9 +433,13 @@ def objects(draw: st.DrawFn, depth: int = 0) -> dict[str, Any]:
     }
     if draw(st.booleans()):
         found["required"] = sorted(draw(st.sets(st.sampled_from("abcd"), max_size=2)))
-    more = draw(st.sampled_from([None, None, True, {}, False, INTEGER]))
+    more = draw(st.sampled_from([None, None, True, {}, False, INTEGER, {"type": "string"}]))
     if more is not None:
-        found["additionalProperties"] = more
+        found["additionalProperties"] = copy.deepcopy(more)
+    if draw(st.integers(0, 3)) == 0:
+        found["patternProperties"] = {draw(st.sampled_from(["^a", "^d ", "^b", "c$"])): True}
+    if draw(st.integers(0, 3)) == 0:
+        found["maxProperties"] = draw(st.integers(0, 3))
     if depth < 2 and draw(st.integers(0, 3)) == 0:
         found["allOf"] = [draw(objects(depth + 1))]
     return found

@@ -259,6 +259,18 @@ def test_a_free_answer_has_calls_in_the_grammar(
         assert function != strict or ALLOWED[function](arguments)
 
 
+def test_a_walk_that_was_too_long_is_begun_anew_and_a_grammar_without_an_end_is_found() -> None:
+    found, model = model_of("deepseek_v32", "", True)
+    tools = [
+        {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}},
+        *TOOLS[1:],
+    ]
+    grammar, _ = free_call_grammar(found, model.spellings(found), tools, is_parallel=True)
+    assert walk(model, grammar, 293, is_short=True)  # its first walk takes 3,215 tokens
+    with pytest.raises(AssertionError, match="did not end"):
+        walk(model, "start: /a{2500}/", 0)
+
+
 def test_reasoning_within_which_calls_begin_needs_no_end() -> None:
     found, model = model_of("hermes", "qwen3", True)
     opened = Opened(False, True)
