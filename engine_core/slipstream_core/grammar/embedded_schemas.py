@@ -15,6 +15,7 @@ from typing import Any
 
 from slipstream_core.grammar.enforceable_schema import WhyNot, enforceable
 from slipstream_ipc.messages import LEFT_OUT_MARK, SCHEMA_MARK
+from slipstream_ipc.messages.grammar import Leaves
 
 # what may hold the directive's letters otherwise: strings, regular expressions, comments
 _PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|%json[ \t]*(?=\{)')
@@ -22,10 +23,10 @@ _DECODER = json.JSONDecoder()
 
 
 def with_schemas(
-    grammar: str, why_not: WhyNot, *, leaves_patterns: bool = False
+    grammar: str, why_not: WhyNot, *, leaves: Leaves = ""
 ) -> tuple[str, tuple[str, ...]]:
-    """The grammar with schemas that the library can enforce, and what they lack: with
-    `leaves_patterns` every pattern, except of schemas that are strict.
+    """The grammar with schemas that the library can enforce, and what they lack: every pattern if
+    it leaves patterns, and all if it leaves schemas, except of those that are strict.
 
     Raises ValueError for a strict schema that it cannot, and for one that no JSON fits.
     """
@@ -47,10 +48,13 @@ def with_schemas(
         if not isinstance(mark, dict):
             continue
         where, is_strict = mark.get("path", ""), mark.get("strict") is True
+        if leaves == "schemas" and not is_strict:
+            schema = {word: schema[word] for word in ("type",) if word in schema}
+            left_out.append(where)
         try:
             one = enforceable(
                 schema,
-                _no_pattern(why_not) if leaves_patterns and not is_strict else why_not,
+                _no_pattern(why_not) if leaves == "patterns" and not is_strict else why_not,
                 is_strict=is_strict,
                 prefix=f"exact_{len(rules)}_{len(parts)}",
             )

@@ -117,7 +117,12 @@ def enforceable(
     exact = None
     while cleaner.inexact and exact is None:
         try:
-            exact = exact_grammar(document, cleaner.inexact, prefix)
+            exact = exact_grammar(
+                document,
+                cleaner.inexact,
+                prefix,
+                lambda schema: _spell_names_once(SchemaDocument(schema), set(), why_not),
+            )
         except NotExact as error:
             cleaner.leave_numbers(error.numbers)
     if exact is None:

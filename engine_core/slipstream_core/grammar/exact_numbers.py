@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -164,18 +164,31 @@ def _digits(least: int, most: int | None) -> str:
     return f"[0-9]{{{least},{'' if most is None else most}}}"
 
 
-def exact_grammar(document: SchemaDocument, inexact: set[int], prefix: str = "x") -> ExactGrammar:
+def exact_grammar(
+    document: SchemaDocument,
+    inexact: set[int],
+    prefix: str = "x",
+    prepare: Callable[[Schema], object] = lambda _: None,
+) -> ExactGrammar:
     """The grammar of a document, some of whose schemas have numbers that are not exact. prefix: of
-    the rules' names. Raises NotExact.
+    the rules' names. prepare: is handed each schema that the library gets, to change it in place.
+    Raises NotExact.
     """
-    writer = _Writer(document, inexact, prefix)
+    writer = _Writer(document, inexact, prefix, prepare)
     start = writer.value(document.root)
     return ExactGrammar(start, tuple(writer.rules))
 
 
 class _Writer:
-    def __init__(self, document: SchemaDocument, inexact: set[int], prefix: str) -> None:
+    def __init__(
+        self,
+        document: SchemaDocument,
+        inexact: set[int],
+        prefix: str,
+        prepare: Callable[[Schema], object],
+    ) -> None:
         self._document = document
+        self._prepare = prepare
         self._inexact = inexact
         self._prefix = prefix
         self._options = document.root.get("x-guidance", {})
@@ -386,8 +399,10 @@ class _Writer:
         while waiting:
             target = waiting.pop()
             definitions[names[id(target)]] = copied(target)
-        options = {"x-guidance": self._options}
-        text = json.dumps({**whole, **({"$defs": definitions} if definitions else {}), **options})
+        if definitions:
+            whole["$defs"] = definitions
+        self._prepare(whole)
+        text = json.dumps({**whole, "x-guidance": self._options})
         self._num_chars += len(text)
         return f"%json {text}"
 

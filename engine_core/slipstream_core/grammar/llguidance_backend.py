@@ -28,6 +28,7 @@ from slipstream_core.grammar.enforceable_schema import enforceable
 from slipstream_core.grammar.grammar_syntax import is_gbnf, lark_of
 from slipstream_ipc.errors import brief
 from slipstream_ipc.messages import FRAMED, StructuredOutputs
+from slipstream_ipc.messages.grammar import Leaves
 from slipstream_ipc.validation.structured_output import kind_of
 
 # bounded: with any blanks a small model writes nothing else (decision 021)
@@ -108,17 +109,17 @@ class Vocabulary:
         return self.compile_text(self.text_of(outputs).text)
 
     def text_of(
-        self, outputs: StructuredOutputs, frame: str = "", *, leaves_patterns: bool = False
+        self, outputs: StructuredOutputs, frame: str = "", *, leaves: Leaves = ""
     ) -> GrammarText:
-        """A grammar in the library's own form. frame: as in Admit. leaves_patterns: see
+        """A grammar in the library's own form. frame: as in Admit. leaves: see
         `with_schemas`. Holds the GIL.
 
         Raises GrammarError where it has none.
         """
         try:
-            text, left_out = self._text(kind_of(outputs), outputs, leaves_patterns)
+            text, left_out = self._text(kind_of(outputs), outputs, leaves)
             if frame:
-                frame, more = with_schemas(frame, self._why_not, leaves_patterns=leaves_patterns)
+                frame, more = with_schemas(frame, self._why_not, leaves=leaves)
                 text, left_out = _framed(text, frame), (*left_out, *more)
             return GrammarText(text, left_out)
         except (ValueError, RecursionError) as error:
@@ -161,7 +162,7 @@ class Vocabulary:
             return _first_of(error)
         return _first_of(matcher.get_error()) if matcher.is_error() else ""
 
-    def _text(self, kind: str, outputs: StructuredOutputs, leaves_patterns: bool) -> GrammarText:
+    def _text(self, kind: str, outputs: StructuredOutputs, leaves: Leaves) -> GrammarText:
         lib: Any = self._lib
         left_out: tuple[str, ...] = ()
         match kind:
@@ -192,7 +193,7 @@ class Vocabulary:
                 text = lib.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
             case _:
                 grammar, left_out = with_schemas(
-                    outputs.grammar or "", self._why_not, leaves_patterns=leaves_patterns
+                    outputs.grammar or "", self._why_not, leaves=leaves
                 )
                 if not is_gbnf(grammar):
                     return GrammarText(lib.LLMatcher.grammar_from_lark(lark_of(grammar)), left_out)

@@ -4,7 +4,8 @@ The process starts with the first grammar, and is replaced when it dies. `ask` b
 compiler's thread calls it.
 
 - A grammar that exceeds its processor time is refused, as is one over which two processes died. A
-  single death might have had an outside cause.
+  single death might have had an outside cause. Schemas that are not strict, which a worker has put
+  into it, lose their patterns first, and then are left out.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import threading
 from io import BufferedRWPair
 
 import msgspec
+from msgspec import structs
 
 from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
-from slipstream_core.grammar.trial_process import MAX_CPU_S
+from slipstream_core.grammar.trial_process import MAX_CPU_S, further
 from slipstream_ipc.child import ChildProcess, start_own_process
 from slipstream_ipc.messages import GrammarProcessConfig, GrammarToTry, StructuredOutputs, Tried
 
@@ -38,6 +40,10 @@ class _Died(Exception):  # noqa: N818  (an outcome)
         super().__init__(f"code {code}")
 
 
+class _TooMuch(Exception):  # noqa: N818  (an outcome)
+    """A grammar costs more than its process has."""
+
+
 class GrammarTrial:
     """Tries grammars over one vocabulary."""
 
@@ -53,7 +59,18 @@ class GrammarTrial:
 
         Raises GrammarError with the reason where it does not; OSError where no process starts.
         """
-        asked = msgspec.json.encode(GrammarToTry(outputs, frame))
+        to_try = GrammarToTry(outputs, frame)
+        while True:
+            try:
+                return self._tried(to_try)
+            except _TooMuch as error:
+                if not (leaves := further(to_try)):
+                    raise GrammarError(str(error)) from error
+                to_try = structs.replace(to_try, leaves=leaves[0])
+
+    def _tried(self, to_try: GrammarToTry) -> Tried:
+        """Raises as `ask`, or _TooMuch."""
+        asked = msgspec.json.encode(to_try)
         for _ in range(_MAX_DEATHS):
             lines = self._ready_lines()
             try:
@@ -62,12 +79,12 @@ class GrammarTrial:
                 logger.warning("the grammar process died while compiling a grammar (%s)", death)
                 if death.code == -signal.SIGPROF:
                     why = f"takes more than {MAX_CPU_S:g} s of CPU time to compile"
-                    raise GrammarError(why) from death
+                    raise _TooMuch(why) from death
             else:
                 if tried.error:
                     raise GrammarError(tried.error)
                 return tried
-        raise GrammarError("is too deep or too large: it crashes the grammar library")
+        raise _TooMuch("is too deep or too large: it crashes the grammar library")
 
     def close(self) -> None:
         """Kill the process, whatever it is doing. Idempotent."""

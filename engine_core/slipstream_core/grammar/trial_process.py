@@ -25,6 +25,7 @@ import msgspec
 
 from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
 from slipstream_ipc.messages import SCHEMA_MARK, GrammarProcessConfig, GrammarToTry, Tried
+from slipstream_ipc.messages.grammar import Leaves
 from slipstream_ipc.process import start_child
 
 MAX_CPU_S = 3.0  # per grammar
@@ -62,21 +63,27 @@ def _serve(config: GrammarProcessConfig) -> None:
 
 def _try(vocabulary: Vocabulary, asked: GrammarToTry) -> Tried:
     """The grammar as asked for, or, where a worker has made it of schemas, without the patterns of
-    those that are not strict.
+    those that are not strict, or without these schemas.
     """
     try:
-        return _followed(vocabulary, asked)
+        return _followed(vocabulary, asked, asked.leaves)
     except GrammarError as error:
-        if SCHEMA_MARK in f"{asked.outputs.grammar}{asked.frame}":
+        for leaves in further(asked):
             with contextlib.suppress(GrammarError):
-                return _followed(vocabulary, asked, leaves_patterns=True)
+                return _followed(vocabulary, asked, leaves)
         return Tried(error=str(error))
 
 
-def _followed(
-    vocabulary: Vocabulary, asked: GrammarToTry, *, leaves_patterns: bool = False
-) -> Tried:
-    found = vocabulary.text_of(asked.outputs, asked.frame, leaves_patterns=leaves_patterns)
+def further(asked: GrammarToTry) -> tuple[Leaves, ...]:
+    """Return what else a grammar that does not compile can leave out, the least first."""
+    text = f"{asked.outputs.grammar}{asked.frame}"
+    if SCHEMA_MARK not in text or asked.leaves == "schemas":
+        return ()
+    return ("schemas",) if asked.leaves or '"pattern"' not in text else ("patterns", "schemas")
+
+
+def _followed(vocabulary: Vocabulary, asked: GrammarToTry, leaves: Leaves) -> Tried:
+    found = vocabulary.text_of(asked.outputs, asked.frame, leaves=leaves)
     vocabulary.follow(vocabulary.compile_text(found.text), _NUM_FOLLOWED)
     return Tried(found.text, left_out=found.left_out)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from slipstream_ipc.messages.request import StructuredOutputs
@@ -27,11 +29,16 @@ class GrammarProcessConfig(Struct, frozen=True, forbid_unknown_fields=True):
     fd: int
 
 
+Leaves = Literal["", "patterns", "schemas"]
+"""Parts of the schemas, not strict, that a worker has put into a grammar, which are left out."""
+
+
 class GrammarToTry(Struct, frozen=True, omit_defaults=True):
     """A grammar, a line of JSON; frame: as in Admit."""
 
     outputs: StructuredOutputs
     frame: str = ""
+    leaves: Leaves = ""
 
 
 class Tried(Struct, frozen=True, omit_defaults=True):

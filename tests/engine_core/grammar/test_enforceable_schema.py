@@ -362,6 +362,17 @@ def test_a_known_name_is_not_spelled_anew_beside_typed_names_patterns_and_bounds
             assert not allows(schema, frame.replace("{}", f'{{"a":1,"{other}":"x"}}')), other
 
 
+@pytest.mark.parametrize("inner", [OPEN, TYPED, BY_BEGINNING])
+def test_a_known_name_is_not_spelled_anew_beside_large_numbers(inner: Any) -> None:
+    large = {"type": "integer", "minimum": 2**53 + 1}
+    whole = {"type": "object", "properties": {"n": large, "o": inner}, "required": ["n", "o"]}
+    number = str(2**53 + 1)
+    assert allows(whole, f'{{"n":{number},"o":{{"a":1,"b":"x"}}}}')
+    assert not allows(whole, f'{{"n":{2**53},"o":{{"a":1,"b":"x"}}}}')
+    assert not allows(whole, rf'{{"n":{number},"o":{{"a":1,"\u0061":"x"}}}}')
+    assert not allows(whole, rf'{{"n":{number},"o":{{"a":1}},"\u006e":1}}')
+
+
 def test_a_typed_name_may_be_longer_or_shorter_than_a_known_one() -> None:
     schema = {**TYPED, "properties": {"name": INTEGER, "names": INTEGER, "é]^-": INTEGER}}
     for good in ("nam", "namess", "nbme", "", "N", "é", "é]^", "é]^-x", "^", "-", "]"):

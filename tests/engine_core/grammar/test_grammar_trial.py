@@ -154,3 +154,39 @@ def test_a_pattern_that_is_too_complex_where_it_stands_is_left_out(
     assert matcher.try_consume_tokens(ids) == len(ids)
     with pytest.raises(GrammarError, match="fuel"):
         trial.ask(*made(is_strict=True))
+
+
+COMBINED = {"allOf": [{"anyOf": [{"required": [f"{n}{m}"]} for m in "abcde"]} for n in range(9)]}
+MANY = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(200)}}
+OF_TOOLS = {
+    "patterns": (SLOW["patterns"].json, "CPU time", "allOf.19.pattern"),
+    "choices": ({"type": "object", "allOf": [COMBINED]}, "too large", ""),
+    "properties": (MANY, "too complex", ""),
+}
+
+
+@pytest.mark.parametrize("name", OF_TOOLS)
+def test_a_schema_of_a_tool_that_costs_too_much_is_left_out_unless_it_is_strict(
+    trial: GrammarTrial, name: str
+) -> None:
+    schema, why, path = OF_TOOLS[name]
+    assert isinstance(schema, dict)
+
+    def made(*, is_strict: bool) -> StructuredOutputs:
+        mark = {"path": "tools.f.parameters", "strict": is_strict}
+        exact = {"const": 7, SCHEMA_MARK: {"path": "tools.g.parameters", "strict": True}}
+        written = [json.dumps(each) for each in ({**schema, SCHEMA_MARK: mark}, exact)]
+        return StructuredOutputs(grammar=f"start: %json {written[0]} %json {written[1]}\n")
+
+    tried = trial.ask(made(is_strict=False))
+    assert f"tools.f.parameters.{path}".removesuffix(".") in tried.left_out
+    assert all(each.startswith("tools.f.parameters") for each in tried.left_out)
+    matcher = VOCABULARY.compile_text(tried.text)
+    for text, is_right in (('"x"7' if path else '{"x":1}7', True), ('"x"8', False)):
+        ids = TOKENIZER.encode(text).ids
+        one = matcher.deep_copy()
+        is_taken = one.try_consume_tokens(ids) == len(ids) and one.is_accepting()
+        assert is_taken is is_right, text
+    with pytest.raises(GrammarError, match=why):
+        trial.ask(made(is_strict=True))
+    assert trial.ask(GOOD)
