@@ -1,12 +1,14 @@
 """Assembles an engine core from its parts.
 
 Nothing here depends on processes or signals, so benchmarks and tests build the same core
-in-process.
+in-process. Only here and in the settings is asked which engine computes: all other parts know the
+protocols `Scheduling` and `TurnRunner`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,11 @@ from slipstream_core.grammar.llguidance_backend import Vocabulary
 from slipstream_core.model.fingerprint import fingerprint_of
 from slipstream_core.model.host_memory import read_host_memory
 from slipstream_core.model.tokenizer_file import find_tokenizer
+from slipstream_core.runner.factory import import_runner, load_runner, with_device_defaults
 from slipstream_core.scheduler.logprob_budget import LogprobBudget
 from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.scheduler.scheduling import Scheduling
-from slipstream_core.step.plan import Runner, TurnRunner
+from slipstream_core.step.plan import ModelInfo, TurnRunner
 from slipstream_core.workers.admission import Admission
 from slipstream_core.workers.crash_note_writer import CrashNote, Succession, begin_note
 from slipstream_core.workers.handler import WorkerHandler
@@ -37,7 +40,7 @@ from slipstream_core.workers.streams import StreamManager
 from slipstream_ipc.crash_note import read_note
 from slipstream_ipc.history.logprob_log import LogprobLog
 from slipstream_ipc.history.token_log import TokenLog
-from slipstream_ipc.messages import ModelCard
+from slipstream_ipc.messages import Admit, Fault, ModelCard
 from slipstream_ipc.telemetry.statistics import CoreNumbers
 from slipstream_ipc.telemetry.trace import Tracer, open_tracer
 from slipstream_ipc.transport.codec import core_codec
@@ -96,9 +99,36 @@ class Core:
             self.note.close()
 
 
+def import_engine(config: CoreConfig, *, is_awaited: bool = False) -> None:
+    """Import what `load_engine` needs, which takes seconds and does not depend on the model.
+
+    is_awaited: say so in the log.
+    """
+    if config.engine == "vllm":
+        from slipstream_core.vllm_engine.settings import import_vllm
+
+        import_vllm()
+    else:
+        import_runner(config, is_awaited=is_awaited)
+
+
+def with_engine_defaults(config: CoreConfig) -> CoreConfig:
+    """The settings with the defaults of what computes; vLLM has its own."""
+    return config if config.engine == "vllm" else with_device_defaults(config)
+
+
+def load_engine(config: CoreConfig) -> TurnRunner[Any]:
+    """The runner of `config.model`. Raises ValueError if it cannot be loaded."""
+    if config.engine == "vllm":
+        from slipstream_core.vllm_engine.runner import load
+
+        return load(config)
+    return load_runner(config)
+
+
 def assemble_core(
     config: CoreConfig,
-    runner: Runner,
+    runner: TurnRunner[Any],
     context: zmq.Context[zmq.Socket[bytes]],
     poller: zmq.Poller,
 ) -> Core:
@@ -108,30 +138,17 @@ def assemble_core(
     address cannot be bound.
     """
     info = runner.info
-    max_num_seqs = min(config.max_num_seqs, info.max_num_seqs or config.max_num_seqs)
+    max_num_seqs, num_noted = _max_requests(config, info)
     suspects: tuple[bytes, ...] = ()
     note = None
     if config.runtime_dir is not None:
         directory = Path(config.runtime_dir)
         if config.died_within:
             suspects = read_note(directory) or ()
-        note = begin_note(directory, max_num_seqs)
+        note = begin_note(directory, num_noted)
     store, senders = CoreStreamStore(), dict[bytes, WorkerSender]()
     logprob_budget = LogprobBudget(int(config.logprobs_gib * 2**30))
-    scheduler = Scheduler(
-        tokens=store.tokens,
-        cache=CacheConfig(
-            num_blocks=runner.num_blocks,
-            block_size=info.block_size,
-            enable_prefix_caching=config.enable_prefix_caching,
-            has_states=info.has_states,
-            num_snapshots=info.num_snapshots,
-        ),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=info.max_model_len,
-        logprob_budget=logprob_budget,
-    )
+    scheduler = _scheduler(config, runner, max_num_seqs, store.tokens, logprob_budget)
     waiting_tokens = _max_waiting_tokens(config, info.max_model_len)
     codec = core_codec()
     sockets = listen(context, config.address, max_message_bytes=codec.max_message_bytes)
@@ -145,7 +162,7 @@ def assemble_core(
         info.max_model_len,
         info.eos_token_ids,
         info.default_sampling,
-        config.max_logprobs,
+        config.max_logprobs if info.max_logprobs is None else info.max_logprobs,
         fingerprint=fingerprint_of(config, info),
         aliases=config.aliases,
     )
@@ -177,6 +194,7 @@ def assemble_core(
             max_readmitted=_READMITTED_FACTOR * (config.max_waiting + max_num_seqs),
             max_waiting_tokens=waiting_tokens,
             max_readmitted_tokens=_READMITTED_FACTOR * waiting_tokens,
+            engine_objection=_objection_of(config, runner),
         ),
         pending=PendingAdmissions(compiler, logprob_budget),
         held=KeptAnswersByWorker(int(config.response_store_mib * 2**20)),
@@ -209,6 +227,58 @@ def assemble_core(
         compiler,
         counters,
     )
+
+
+def _max_requests(config: CoreConfig, info: ModelInfo) -> tuple[int, int]:
+    """The requests that may run at a time, and those that a step may compute."""
+    if config.engine == "vllm":
+        from slipstream_core.vllm_engine.vllm_scheduler import max_in_engine
+
+        most = info.max_num_seqs or config.max_num_seqs
+        return most, max_in_engine(most)
+    most = min(config.max_num_seqs, info.max_num_seqs or config.max_num_seqs)
+    return most, most
+
+
+def _scheduler(
+    config: CoreConfig,
+    runner: TurnRunner[Any],
+    max_num_seqs: int,
+    tokens: TokenLog,
+    logprob_budget: LogprobBudget,
+) -> Scheduling[Any]:
+    """The scheduler of the engine. Raises ValueError where settings and model are incompatible."""
+    if config.engine == "vllm":
+        from slipstream_core.vllm_engine.runner import VllmRunner
+        from slipstream_core.vllm_engine.vllm_scheduler import VllmScheduler
+
+        assert isinstance(runner, VllmRunner)
+        return VllmScheduler(tokens, runner, max_num_seqs, logprob_budget)
+    info = runner.info
+    return Scheduler(
+        tokens=tokens,
+        cache=CacheConfig(
+            num_blocks=runner.num_blocks,
+            block_size=info.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            has_states=info.has_states,
+            num_snapshots=info.num_snapshots,
+        ),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=info.max_model_len,
+        logprob_budget=logprob_budget,
+    )
+
+
+def _objection_of(config: CoreConfig, runner: TurnRunner[Any]) -> Callable[[Admit], Fault | None]:
+    """The engine's objection to a registration, beyond what is checked for every engine."""
+    if config.engine == "vllm":
+        from slipstream_core.vllm_engine.runner import VllmRunner
+
+        assert isinstance(runner, VllmRunner)
+        return runner.objections
+    return lambda _admit: None
 
 
 def _max_waiting_tokens(config: CoreConfig, max_model_len: int) -> int:

@@ -72,6 +72,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `tensor_parallel_size` is the number of ranks that compute the model together: this process and
     others that it starts; `threads` and `kv_cache_gib` are then of each rank and of all together.
     `nodes` are the machines that they are on, each with an equal number; None: all are on this one.
+    `engine` is what schedules and computes: this project's scheduler and runner, or vLLM's engine
+    core, which gets `engine_args` beside what these settings say.
     """
 
     model: str
@@ -116,6 +118,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     enable_torch_symm_mem: bool = False
     tensor_parallel_size: Annotated[int, Meta(ge=1, le=64)] = 1
     nodes: NodesConfig | None = None
+    engine: Literal["slipstream", "vllm"] = "slipstream"
+    engine_args: dict[str, Any] = {}
 
     @property
     def num_nodes(self) -> int:

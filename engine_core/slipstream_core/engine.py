@@ -168,8 +168,7 @@ class Engine(Generic[TurnT]):
         if not self._in_flight:
             self._step_started_at = time.monotonic()
             self._counters.device_busy(self._step_started_at)
-        for row in self._scheduler.take_admitted():
-            self._manager.request_started(row, begin_ns / 1e9)
+        self._note_started(begin_ns / 1e9)
         self._handler.launching(plan.step, self._scheduler.rows_of(plan))
         self._runner.launch(plan)
         self._in_flight.append(plan)
@@ -179,6 +178,10 @@ class Engine(Generic[TurnT]):
             self._tracer.add(SpanKind.SCHEDULE, begin_ns, launch_ns, plan.step)
             self._tracer.add(SpanKind.LAUNCH, launch_ns, time.monotonic_ns(), plan.step)
         return True
+
+    def _note_started(self, now: float) -> None:
+        for row in self._scheduler.take_admitted():
+            self._manager.request_started(row, now)
 
     def _is_done(self) -> bool:
         """True if the oldest step is done, or will be before the poller could wake the loop."""
@@ -208,6 +211,7 @@ class Engine(Generic[TurnT]):
             rows = self._scheduler.prompt_rows_of(plan).tolist()
             self._manager.add_prompt_logprobs(rows, plan.prompt.starts.tolist(), result.prompt)
         sampled = self._scheduler.complete(plan, result.token_ids, result.counts)
+        self._note_started(now)
         if result.logprobs is not None and sampled.counts is not None:
             self._logprobs.append_several(
                 sampled.rows, sampled.counts, result.logprobs, sampled.index
@@ -224,6 +228,8 @@ class Engine(Generic[TurnT]):
         if not self._in_flight and self._scheduler.has_work:
             self._counters.device_idle(time.monotonic())
         self._manager.mark_dirty(sampled.rows)
+        for row, fault in sampled.faults:
+            self._manager.end_by_fault([row], fault)
         self._handler.collected(plan.step)
         if self._tracer is not None:
             self._tracer.add(SpanKind.COLLECT, begin_ns, time.monotonic_ns(), plan.step)

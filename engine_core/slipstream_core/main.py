@@ -15,16 +15,22 @@ import logging
 import os
 import time
 from functools import partial
+from typing import Any
 
 import msgspec
 import zmq
 
-from slipstream_core.build import Core, assemble_core
+from slipstream_core.build import (
+    Core,
+    assemble_core,
+    import_engine,
+    load_engine,
+    with_engine_defaults,
+)
 from slipstream_core.config import CoreConfig
 from slipstream_core.load_error import load_status
 from slipstream_core.ranks.processes import Ranks, import_ranks
-from slipstream_core.runner.factory import import_runner, load_runner, with_device_defaults
-from slipstream_core.step.plan import Runner
+from slipstream_core.step.plan import TurnRunner
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import (
     Beats,
@@ -52,7 +58,7 @@ def main() -> int:
     ranks = None
     if config.tensor_parallel_size > 1 and not config.model.startswith(SIMULATED):
         ranks = Ranks(config)  # on this thread, and they import while this process does
-    prepare(partial(import_runner, config, is_awaited=commands.any_waiting), commands)
+    prepare(partial(import_engine, config, is_awaited=commands.any_waiting), commands)
     freeze_gc()
     activation = wait_for_activation(commands, stop, beats)
     if activation is None:
@@ -68,7 +74,7 @@ def main() -> int:
     poller = Poller()
     poller.register(stop.fileno(), zmq.POLLIN)
     try:
-        config = with_device_defaults(config)
+        config = with_engine_defaults(config)
         core = assemble_core(config, _load(config, ranks), context, poller)
     except (ValueError, MemoryError) as error:
         report(load_status(config.model, error))
@@ -89,14 +95,14 @@ def main() -> int:
 def preload(config: bytes) -> None:
     """Import what a core needs, in a fork server. config: a `CoreConfig` in JSON."""
     decoded = msgspec.json.decode(config, type=CoreConfig)
-    import_runner(decoded)
+    import_engine(decoded)
     if decoded.num_local_ranks > 1:
         import_ranks()
 
 
-def _load(config: CoreConfig, ranks: Ranks | None) -> Runner:
+def _load(config: CoreConfig, ranks: Ranks | None) -> TurnRunner[Any]:
     if ranks is None:
-        return load_runner(config)
+        return load_engine(config)
     from slipstream_core.ranks.leader import load_lead  # imports torch, which not every core needs
 
     return load_lead(config, ranks)

@@ -14,6 +14,7 @@ shares the memory of what is imported; both start and end the same way. The chil
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -25,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from slipstream_ipc.forked_process import RESET_SIGNALS, become, check_single_threaded
+from slipstream_ipc.other_python import STARTED_BY
 from slipstream_ipc.process import (
     CONTROL_FD_VARIABLE,
     NAME_VARIABLE,
@@ -169,8 +171,9 @@ def pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[in
 
 
 def module_command(module: str) -> list[str]:
-    """The command that runs a module of ours as a program."""
-    return [sys.executable, "-P", "-m", module]
+    """The command that runs a module of ours as a program, as this process was started."""
+    started_by = os.environ.get(STARTED_BY)
+    return [*(json.loads(started_by) if started_by else (sys.executable, "-P", "-m")), module]
 
 
 def execute(

@@ -1,5 +1,5 @@
-"""The tables of vLLM's server options in docs/from-vllm.md: `python -m tests.api.vllm_page` writes
-them anew.
+"""The tables of vLLM's server options, and of its engine's, in docs/from-vllm.md:
+`python -m tests.api.vllm_page` writes them anew.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from pathlib import Path
 import msgspec
 
 from slipstream.cli.main import _parser
+from slipstream.stack.plan.engine_options import DENIED, NAMED_HERE, OF_OUR_ENGINE
 from slipstream.vllm_flags import Only, Renamed, Without, flag_named, flags, treatments
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-vllm.md"
 BEGIN, END = "<!-- options: made of the table -->\n", "<!-- end of options -->\n"
+ENGINE = "<!-- engine: made of the tables -->\n", "<!-- end of engine -->\n"
 _NOTES = {
     "allowed_origins": "none unless given; names, or a list in JSON",
     "api_key": "`$SLIPSTREAM_API_KEY` for `$VLLM_API_KEY`",
@@ -91,9 +93,33 @@ def shown(value: object) -> str:
     return "None" if value is None else msgspec.json.encode(value).decode()
 
 
+def engine_tables() -> str:
+    """What becomes of the fields of vLLM's `EngineArgs` with its engine."""
+    set_by: dict[str, list[str]] = defaultdict(list)
+    allowed: dict[str, list[str]] = defaultdict(list)
+    for name, option in sorted(NAMED_HERE.items()):
+        set_by[option].append(f"`{name}`")
+    for name, why in sorted(DENIED.items()):
+        allowed[why].append(f"`{name}`")
+    lines = ["| set by | fields |", "|---|---|"]
+    lines += [f"| {option} | {', '.join(names)} |" for option, names in sorted(set_by.items())]
+    lines += ["| --engine-args, as JSON | the others |", ""]
+    lines += ["| allowed | of the fields |", "|---|---|"]
+    lines += [f"| {why} | {', '.join(names)} |" for why, names in sorted(allowed.items())]
+    ours = ", ".join(f"`--{name.replace('_', '-')}`" for name in OF_OUR_ENGINE)
+    return (
+        "\n".join([*lines, "", f"Options that say how Slipstream's own engine computes: {ours}."])
+        + "\n"
+    )
+
+
 def page_with(made: str) -> str:
     """The page with these tables."""
-    parts = re.split(f"({BEGIN}|{END})", PAGE.read_text())
+    return _between(_between(PAGE.read_text(), (BEGIN, END), made), ENGINE, engine_tables())
+
+
+def _between(page: str, marks: tuple[str, str], made: str) -> str:
+    parts = re.split("({}|{})".format(*marks), page)
     assert len(parts) == 5
     return "".join([*parts[:2], made, *parts[3:]])
 

@@ -100,6 +100,31 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Literal["auto", "cpu", "cuda"],
         _about(MODEL, "where the model runs; auto is a GPU if there is one", to="core"),
     ] = "auto"
+    engine: Annotated[
+        Literal["slipstream", "vllm"],
+        _about(
+            MODEL,
+            "what schedules and computes: Slipstream's own engine, or vLLM's engine core; the rest "
+            "of the server is the same",
+            to="core",
+        ),
+    ] = "slipstream"
+    engine_args: Annotated[
+        str | dict[str, Any] | None,
+        _about(
+            MODEL,
+            "with --engine vllm: fields of vLLM's EngineArgs that no option here names, as JSON",
+            "JSON",
+        ),
+    ] = None
+    engine_python: Annotated[
+        str | None,
+        _about(
+            MODEL,
+            "with --engine vllm: the Python of the environment that has vLLM (default: this one)",
+            "PYTHON",
+        ),
+    ] = None
     max_model_len: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         _about(
@@ -678,6 +703,9 @@ class StackOptions(TypedDict, total=False):
     hf_config_path: str | None
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     device: Literal["auto", "cpu", "cuda"]
+    engine: Literal["slipstream", "vllm"]
+    engine_args: str | dict[str, Any] | None
+    engine_python: str | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     max_model_len: int | None

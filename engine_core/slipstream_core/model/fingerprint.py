@@ -39,6 +39,9 @@ def fingerprint_of(config: CoreConfig, info: ModelInfo) -> bytes:
     digest = hashlib.blake2b(digest_size=_SIZE)
     settings = (config.dtype, info.vocab_size, info.max_model_len, info.eos_token_ids)
     digest.update(msgspec.msgpack.encode((settings, info.default_sampling)))
+    if info.engine:
+        digest.update(info.engine.encode())
+        digest.update(msgspec.json.encode(config.engine_args, order="deterministic"))
     if config.hf_overrides:
         digest.update(msgspec.json.encode(config.hf_overrides, order="deterministic"))
     return _with_files(digest, config.model)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from slipstream_core.step.plan import StepPlan
+from slipstream_ipc.messages import Fault
 from slipstream_ipc.row_set import RowSet
 
 Int32s = npt.NDArray[np.int32]
@@ -55,6 +56,7 @@ class Sampled(Struct, frozen=True, gc=False):
     index: Int64s  # as `token_ids`: their indices in the step's result
     ended: Int64s  # rows that reached their length limit and are removed
     counts: Int64s | None = None  # [n] tokens of each row; None: one each
+    faults: tuple[tuple[int, Fault], ...] = ()  # of rows that the device has given up, removed
 
 
 class LaunchedSteps(deque[Launched]):

@@ -87,7 +87,10 @@ class Scheduling(Protocol[TurnT]):
         """
 
     def take_admitted(self) -> list[int]:
-        """The rows that began to run since the last call; preempted ones begin again."""
+        """The rows that began to run since the last call; preempted ones begin again.
+
+        Asked once a step is launched, and again once it is collected.
+        """
 
     def acks_moved_back(self) -> None:
         """A row's acknowledged position may be less than before."""

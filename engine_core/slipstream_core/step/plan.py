@@ -247,6 +247,8 @@ class ModelInfo:
     max_num_seqs: int | None = None  # rows that its runner has room for; None: as configured
     has_states: bool = False  # recurrent ones, which cannot be taken back by a token
     num_snapshots: int = 0  # of such states, for the prefix cache; 0 turns that off
+    max_logprobs: int | None = None  # per token, that a request may ask for; None: as configured
+    engine: str = ""  # another project's, with its version
 
 
 class StepFailed(Exception):  # noqa: N818  (an outcome of a step, named like the field's results)

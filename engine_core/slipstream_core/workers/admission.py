@@ -56,6 +56,7 @@ class Admission:
     max_readmitted: int  # the same for a request that was accepted once
     max_waiting_tokens: int
     max_readmitted_tokens: int
+    engine_objection: Callable[[Admit], Fault | None]  # what only the engine knows
 
     def objection(self, admit: Admit, waiting: WaitingLoad) -> Fault | None:
         """The reason why a stream cannot be admitted while `waiting` waits; None if it can.
@@ -101,7 +102,11 @@ class Admission:
             )
         except BadRequest as error:
             return error.fault
-        return self._logprobs_objection(admit, total) or self._overload(admit, waiting)
+        return (
+            self._logprobs_objection(admit, total)
+            or self.engine_objection(admit)
+            or self._overload(admit, waiting)
+        )
 
     def _logprobs_objection(self, admit: Admit, total: int) -> Fault | None:
         params, num_prompt = admit.spec.params, len(admit.prompt_ids) // 4

@@ -177,6 +177,8 @@ def test_every_option_reaches_a_process(tmp_path):
     of_the_front |= {"priority_key_file", "metrics_prefix"}
     elsewhere = {"model", "tokenizer", "hf_config_path", *of_the_front, *OF_THE_SUPERVISOR}
     elsewhere |= {"revision", "download_dir"}  # in names of models, and the environment
+    # another engine's go with few of these (test_engine_options)
+    elsewhere |= {"engine", "engine_args", "engine_python"}
     elsewhere.add("log_format")  # in the environment of all processes
     elsewhere.add("output_workers")  # decides how many there are
     elsewhere |= {"nnodes", "node_rank", "master_addr", "master_port", "join_timeout_s"}

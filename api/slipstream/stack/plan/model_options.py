@@ -19,7 +19,7 @@ _WHOLE = ("top_k",)  # numbers that are whole
 def core_model_options(settings: StackSettings) -> dict[str, Any]:
     """The model options of the core. Raises: BadRequestError."""
     return {
-        "hf_overrides": _json_object("hf_overrides", settings.hf_overrides),
+        "hf_overrides": json_object("hf_overrides", settings.hf_overrides),
         "generation_config": _generation_config(settings),
         "override_generation_config": _sampling_defaults(settings),
     }
@@ -28,7 +28,7 @@ def core_model_options(settings: StackSettings) -> dict[str, Any]:
 def worker_model_options(settings: StackSettings) -> dict[str, Any]:
     """The model options of the output workers. Raises: BadRequestError."""
     name = "default_chat_template_kwargs"
-    kwargs = _json_object(name, settings.default_chat_template_kwargs)
+    kwargs = json_object(name, settings.default_chat_template_kwargs)
     if kwargs:
         # with numpy, which a supervisor does without
         from slipstream_ipc.validation.chat_template import RESERVED
@@ -38,7 +38,8 @@ def worker_model_options(settings: StackSettings) -> dict[str, Any]:
     return {"chat_template": _chat_template(settings.chat_template), name: kwargs}
 
 
-def _json_object(option: str, given: str | dict[str, Any] | None) -> dict[str, Any]:
+def json_object(option: str, given: str | dict[str, Any] | None) -> dict[str, Any]:
+    """An option's object, given as one or as JSON. Raises: BadRequestError."""
     if given is None or isinstance(given, dict):
         return given or {}
     try:
@@ -60,7 +61,7 @@ def _generation_config(settings: StackSettings) -> str:
 
 def _sampling_defaults(settings: StackSettings) -> dict[str, float]:
     option = "override_generation_config"
-    given = _json_object(option, settings.override_generation_config)
+    given = json_object(option, settings.override_generation_config)
     names = SamplingDefaults.__struct_fields__
     for name, value in given.items():
         is_number = isinstance(value, int if name in _WHOLE else int | float)

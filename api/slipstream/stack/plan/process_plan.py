@@ -22,6 +22,7 @@ from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.children.roles import CORE, WORKER
 from slipstream.stack.log_level import check_log_level
 from slipstream.stack.plan.child_spec import child_spec
+from slipstream.stack.plan.engine_options import VLLM, check_engine, engine_options, engine_python
 from slipstream.stack.plan.front_plan import front_specs
 from slipstream.stack.plan.gguf_folder import with_gguf_folder
 from slipstream.stack.plan.model_options import core_model_options, worker_model_options
@@ -81,6 +82,7 @@ def plan_stack(
     except BadRequest as error:
         raise bad_request(error) from None
     model, tokenizer = model_and_tokenizer(settings.model, settings.tokenizer)
+    check_engine(settings, model)
     model, tokenizer = with_model_revision(settings, model, tokenizer)
     _check_cache(settings, model)
     if settings.tensor_parallel_size > 1 and model.startswith((SIMULATED, RANDOM)):
@@ -116,6 +118,7 @@ def plan_stack(
                 "nodes": nodes,
             },
             has_spare=settings.spare_core,
+            python=engine_python(settings),
         ),
         *_worker_specs(
             settings,
@@ -148,7 +151,7 @@ def plan_stack(
             },
         ),
     ]
-    children = forked(children, settings.device, model)
+    children = forked(children, settings.device, model, engine=settings.engine)
     config = supervisor_config(settings, children, address, runtime_dir, parent_pid)
     return msgspec.structs.replace(config, environment=environment)
 
@@ -161,6 +164,7 @@ def core_config(settings: StackSettings, model: str) -> dict[str, Any]:
         "aliases": _served_names(settings)[1:],
         **_core_options(settings),
         **core_model_options(settings),
+        **engine_options(settings),
         "kv_cache_gib": _kv_cache_gib(settings),
         "touches_cache": _has_cache_size(settings),
         **(_demo_options(settings) if model == str(MODEL_PATH) else {}),
@@ -331,11 +335,16 @@ def _demo_options(settings: StackSettings) -> dict[str, Any]:
     return options
 
 
-def forked(children: list[ChildSpec], device: str, model: str) -> list[ChildSpec]:
+def forked(
+    children: list[ChildSpec], device: str, model: str, *, engine: str = "slipstream"
+) -> list[ChildSpec]:
     """Return the children as forks of a process that has imported torch: not where a card might be
     used, whose driver does not survive a fork. With a simulated model it does not pay to import for
-    them: they are forks only of a supervisor that has imported everything already.
+    them: they are forks only of a supervisor that has imported everything already. A core of
+    vLLM's is never one, as its import starts threads and reads the environment.
     """
+    if engine == VLLM:
+        return [spec if spec.name == CORE else _forkable(spec) for spec in children]
     if model.startswith(SIMULATED):
         return _forked_where_imported(children)
     if device == "cuda":
