@@ -9,7 +9,9 @@ from typing import Any
 
 from slipstream.cli.options.parser import Parser, one_line
 from slipstream.errors import wrong_option
+from slipstream.stack.plan.gguf_folder import with_gguf_folder
 from slipstream.stack.plan.model_source import check_hub, model_and_tokenizer
+from slipstream.stack.settings import settings_from
 from slipstream_ipc.formats.answer_format import delimiters
 from slipstream_ipc.formats.choose import FormatChoice, choose_format
 from slipstream_ipc.formats.table import CALLS, NONE, REASONING, WHOLE
@@ -53,7 +55,9 @@ def formats(arguments: argparse.Namespace) -> int:
 
 def _choice(arguments: argparse.Namespace) -> FormatChoice:
     """Choose the format as a server's tokenizer process does. Raises: BadRequestError."""
-    _, source = model_and_tokenizer(arguments.model, arguments.tokenizer)
+    model, source = model_and_tokenizer(arguments.model, arguments.tokenizer)
+    settings = settings_from({"model": arguments.model, "tokenizer": arguments.tokenizer})
+    _, source = with_gguf_folder(settings, model, source, {})
     option = "model" if arguments.tokenizer is None else "tokenizer"
     if not source.startswith("/"):
         check_hub(option, source)

@@ -16,6 +16,7 @@ import pytest
 from tests.helpers.gguf_models import demo_gguf, make_model, write_gguf
 
 from slipstream import LLM, BadRequestError, SamplingParams
+from slipstream.cli.main import main
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import settings_from
 
@@ -44,6 +45,17 @@ def test_texts_are_those_of_the_folder(cache: Path, tmp_path: Path) -> None:
     [folder] = cache.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert os.readlink(folder / "weights-00001.gguf") == str(file)
+
+
+def test_formats_describes_a_file(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["formats"]) == 0
+    table = capsys.readouterr().out
+    assert main(["formats", str(demo_gguf(tmp_path / "demo.gguf"))]) == 0
+    described = capsys.readouterr().out
+    assert described
+    assert described != table
 
 
 def test_a_file_that_is_not_understood_is_refused_before_a_process_starts(
