@@ -13,7 +13,7 @@ trap 'rm -rf "$folder"' EXIT
 "${PYTHON:-python3}" -m venv "$folder/venv"
 "$folder/venv/bin/pip" install -q --disable-pip-version-check transformers==5.23.0 tokenizers==0.23.3 \
   sentencepiece==0.2.3 gguf==0.19.0 numpy torch==2.13.0
-cat >"$folder/tokenizers.py" <<'PROGRAM'
+cat >"$folder/compare.py" <<'PROGRAM'
 import io
 import logging
 import sys
@@ -100,4 +100,4 @@ print(f"an unknown split: as GPT-2's {is_gpt2}, said of it {[each for each in sa
 silent = is_gpt2 and not any("no-such-split" in each for each in said)
 sys.exit(0 if spaces and composed and whole and silent else "tokenizers of GGUF files are read otherwise now")
 PROGRAM
-"$folder/venv/bin/python" "$folder/tokenizers.py" "$folder"
+"$folder/venv/bin/python" "$folder/compare.py" "$folder"

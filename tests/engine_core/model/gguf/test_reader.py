@@ -19,6 +19,7 @@ from tests.helpers.gguf_models import make_model, write_gguf
 from slipstream_core.model.gguf.folder import unfold
 from slipstream_core.model.gguf.reader import GGUFError, GGUFModel, read_gguf
 
+# with 100,000 it takes a quarter of an hour
 NUM_DAMAGED = int(os.environ.get("SLIPSTREAM_DAMAGED_FILES", "500"))
 HEADER = 24  # magic, version, two counts
 
@@ -231,6 +232,7 @@ def test_a_missing_and_a_foreign_part_are_named(tmp_path: Path) -> None:
     assert f"is one of {len(parts)} parts" in refusal(alone)
 
 
+@pytest.mark.timeout(3600)
 def test_damaged_files_end_in_one_line_and_bounded_memory(tmp_path: Path) -> None:
     """Nothing of outside software reads them: unfolding is this project's code alone."""
     seed = random.randrange(2**32)
