@@ -9,7 +9,8 @@ What is refused, as it would be dequantised to other numbers:
 - FP8 weights whose sizes are no multiples of their blocks: transformers takes the blocks to be as
   many equal parts as there are scales;
 - packed integers of 3, 5, 6 or 7 bits: their layout changed under the same name in
-  compressed-tensors 0.18.
+  compressed-tensors 0.18;
+- weights that go with rotated activations (`transform_config`): transformers does not rotate these.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ _OTHER_FILES = {
 }
 _NARROW = ("F4", "F6", "F8", "I8")  # in safetensors' spelling
 _WORD_BITS = 32  # of packed integers
+# Where a layer's activations are rotated (compressed-tensors' locations). Rotations of weights are
+# in the weights; those of queries and cached keys leave their products as they are.
+_ROTATED = ("input", "output")
 
 
 def dequantise(
@@ -86,6 +90,12 @@ def dequantise(
                 "release of compressed-tensors that packed them; served are those of 1, 2, 4 and "
                 "8 bits",
             )
+    for location in _rotations(given):
+        raise ModelLoadError(
+            name,
+            f"its transform_config rotates the {location} of layers while the model runs, which is "
+            "not served; served are checkpoints whose rotations are in their weights",
+        )
     given["dequantize"] = True
     return True
 
@@ -169,6 +179,18 @@ def _from_other_files(source: Source) -> tuple[dict[str, Any] | None, str]:
             return {"quant_method": method}, f" ({algorithm}, as {file} says)"
         return {"quant_method": given.get("quant_method", method)}, f" (as {file} says)"
     return None, ""
+
+
+def _rotations(given: Mapping[str, Any]) -> Iterator[str]:
+    """Where a compressed checkpoint has activations rotated that its weights go with."""
+    config = given.get("transform_config")
+    groups = config.get("config_groups") if isinstance(config, dict) else None
+    for group in groups.values() if isinstance(groups, dict) else ():
+        places = group.get("apply") if isinstance(group, dict) else None
+        for place in places if isinstance(places, list) else ():
+            location = place.get("location") if isinstance(place, dict) else None
+            if location in _ROTATED:
+                yield location
 
 
 def _packed_bits(given: Mapping[str, Any]) -> Iterator[int]:

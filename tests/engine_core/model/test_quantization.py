@@ -254,6 +254,34 @@ def test_packed_integers_of_odd_widths(bits: int, tmp_path: Path) -> None:
         load_model(str(tmp_path), device="cpu")
 
 
+@pytest.mark.parametrize("location", ["input", "output"])
+def test_rotations_of_activations(location: str, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    folder = checkpoint(tmp_path, "compressed-tensors")
+    rotate(folder, location, "weight_input")
+    with pytest.raises(ModelLoadError, match=f"rotates the {location} of layers"):
+        load_model(str(folder), device="cpu")
+
+
+def test_rotations_that_are_in_the_weights(tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    folder = checkpoint(tmp_path, "compressed-tensors")
+    told = dict(load_model(str(folder), device="cpu").module.named_parameters())
+    rotate(folder, "weight_input", "weight_output")
+    for name, weight in load_model(str(folder), device="cpu").module.named_parameters():
+        assert torch.equal(weight, told[name])
+
+
+def rotate(folder: Path, *locations: str) -> None:
+    """Have a checkpoint say that its layers are rotated in these places."""
+    places = [{"targets": ["Linear"], "location": each} for each in locations]
+    told = json.loads((folder / "config.json").read_text())
+    told["quantization_config"]["transform_config"] = {
+        "config_groups": {"v": {"type": "hadamard", "apply": places}}
+    }
+    (folder / "config.json").write_text(json.dumps(told))
+
+
 def test_what_is_quantised_is_not_cut_into_slices(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, "mxfp4")
     with pytest.raises(ModelLoadError, match="set tensor_parallel_size to 1"):
