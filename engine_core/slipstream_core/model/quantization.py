@@ -182,7 +182,7 @@ def _from_other_files(source: Source) -> tuple[dict[str, Any] | None, str]:
 
 
 def _rotations(given: Mapping[str, Any]) -> Iterator[str]:
-    """Where a compressed checkpoint has activations rotated that its weights go with."""
+    """The places where a compressed checkpoint has activations rotated that its weights go with."""
     config = given.get("transform_config")
     groups = config.get("config_groups") if isinstance(config, dict) else None
     for group in groups.values() if isinstance(groups, dict) else ():
