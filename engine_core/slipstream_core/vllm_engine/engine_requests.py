@@ -17,7 +17,9 @@ from slipstream_core.scheduler.request_table import NewRequest
 from slipstream_ipc.messages import Admit, Fault, SamplingParams
 from slipstream_ipc.validation.token_constraints import unpack_words
 
-EARLIER = "slipstream_outputs"  # as in `worker_extension`, which imports torch
+EARLIER = "slipstream_outputs"
+"""In vLLM's `SamplingParams.extra_args`: the outputs that a request begins with."""
+
 _NOT_A_SEED = -1  # vLLM takes it for none
 _SEED_INSTEAD = 2**62 + 1
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-EARLIER = "slipstream_outputs"
-"""In `SamplingParams.extra_args`: the outputs that a request begins with."""
+from slipstream_core.vllm_engine.engine_requests import EARLIER
 
 _MAX_DRAW = 2**31
 
@@ -25,8 +24,8 @@ class BeginsWithOutputs:
 class _CpuGenerator(torch.Generator):
     """The generator of a request on a CPU, which draws one number for each of its outputs.
 
-    vLLM steps a generator back where it drops what was sampled, which a CPU's cannot do: this one
-    begins anew and draws as often as there are outputs.
+    torch's generators of CPUs have no offset to be set to: this one begins anew, and draws as often
+    as there are outputs.
     """
 
     outputs: list[int]  # of the request, as they grow

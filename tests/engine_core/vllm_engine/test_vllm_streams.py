@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.engine_core.vllm_engine.conftest import VllmBox
 from tests.helpers import fake_vllm
-from tests.helpers.admits import admit_of
+from tests.helpers.admits import admit_of, with_fields
 from tests.helpers.core_box import Held, StateWorker
 
 from slipstream_core.vllm_engine.vllm_scheduler import VllmFailed, max_in_engine
@@ -21,6 +21,7 @@ from slipstream_ipc.messages import (
     Admitted,
     ComputedPromptLogprobs,
     End,
+    ReasoningIds,
     SamplingParams,
     Withdraw,
 )
@@ -143,8 +144,6 @@ def test_an_urgent_request_begins_first(make_box: MakeBox) -> None:
 
 
 def _with_priority(asked: Admit, priority: int) -> Admit:
-    from tests.helpers.admits import with_fields
-
     return with_fields(asked, priority=priority)
 
 
@@ -164,8 +163,6 @@ def test_cached_tokens_are_said_ahead_of_the_first_token(make_box: MakeBox) -> N
 def test_another_salt_shares_no_cache(make_box: MakeBox) -> None:
     box = make_box()
     worker = box.worker()
-    from tests.helpers.admits import with_fields
-
     prompt = list(range(10, 50))
     for root in (b"one", b"two"):
         held = worker.send_admit(with_fields(admit(prompt, 3), prefix_root=root))
@@ -294,8 +291,6 @@ def test_a_turn_that_raises_ends_the_core_and_names_who_was_in_it(make_box: Make
 def test_a_suspect_runs_alone_and_the_others_go_on_behind_it(make_box: MakeBox) -> None:
     box = make_box()
     worker = box.worker()
-    from tests.helpers.admits import with_fields
-
     others = send(worker, mixed(4))
     box.until(lambda: all(len(held.token_ids) >= 3 for held in others))
     num_before = len(box.engine.batches)
@@ -398,3 +393,22 @@ def test_seeds_of_all_that_samples_are_vllms_and_never_none(make_box: MakeBox) -
     assert -1 not in given  # vLLM takes it for none
     assert len(set(given)) == len(seeds)
     assert np.iinfo(np.int64).min <= min(given)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_reasoning_ends_where_its_budget_does(make_box: MakeBox, *, dies: bool) -> None:
+    box = make_box()
+    worker = box.worker()
+    ids = ReasoningIds("reasoning", begins=(4,), ends=(3,))
+    asked = with_fields(admit([10, 20], 30, thinking_token_budget=6), reasoning=ids)
+    held = worker.send_admit(asked)
+    other = worker.send_admit(admit([11, 21], 30))
+    if dies:
+        box.until(lambda: len(held.token_ids) >= 3)
+        box.kill()
+        box.start()
+    box.until(all_over([held, other]))
+    assert held.fault is None
+    assert held.token_ids.index(3) == 6
+    assert held.token_ids[:6] == expected(admit([10, 20], 30))[:6]
+    check([other])
