@@ -71,6 +71,11 @@ class Snapshots:
         self._saved[digest] = snapshot
         return snapshot
 
+    def drop(self, digest: bytes) -> None:
+        """Make room: another snapshot takes this one's place, unless the planned step loads it."""
+        if digest in self._of and digest not in self._loaded:
+            self._free.append(self._of.pop(digest))
+
     def publish(self) -> None:
         """The step is planned: what it saves can be found by the next one."""
         self._loaded.clear()

@@ -598,13 +598,16 @@ class TorchRunner:
 
 def _rows_of_states(pool: StatePool, plan: StepPlan, rows: Selector) -> dict[str, Any]:
     """The plan's rows for mixers, in the model's order, as StateStep takes them; loads the
-    snapshots that it names.
+    snapshots that it names, and saves states in front of it.
     """
     query_lens = plan.query_lens[rows]
     saves: dict[int, list[tuple[int, int]]] = {}
     if (snapshots := plan.snapshots) is not None:
         if len(snapshots.loads):
             pool.load(torch.from_numpy(snapshots.load_slots), torch.from_numpy(snapshots.loads))
+        if len(snapshots.front_saves):
+            slots, saves_in_front = snapshots.front_slots, snapshots.front_saves
+            pool.save(torch.from_numpy(slots), torch.from_numpy(saves_in_front))
         columns = (snapshots.save_rows, snapshots.save_lens, snapshots.saves)
         for row, length, snapshot in zip(*(each.tolist() for each in columns), strict=True):
             # a chunk has the same number in the model's order

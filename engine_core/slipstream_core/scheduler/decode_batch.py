@@ -152,6 +152,11 @@ class DecodeBatch:
             self._look_ahead()
         return self._bounds[self._at + 1] - self._bounds[self._at]
 
+    def beginning(self) -> tuple[Int64s, Int64s]:
+        """The rows that begin a block in the next step, [n], and the positions of their tokens."""
+        begun = self._beginning[self._bounds[self._at] : self._bounds[self._at + 1]]
+        return self.rows.array.take(begun), self._positions[self._at].take(begun)
+
     def next_columns(self, *, is_last: bool) -> TokenColumns:
         """The columns of the next step; there have to be blocks for num_beginning().
 

@@ -9,6 +9,8 @@
 - The content that a failed step was to write is dropped: `forget`.
 - Where a model carries recurrent states, a request shares the blocks in front of the last of them
   that has a snapshot of the state behind it, which its first step loads.
+- An answer's states are saved in front of the token behind a mark: by then, all tokens before it
+  are on the host. At most half of the snapshots are of answers that go on.
 - A request that found no room is looked up again only when it might find some (`_Shortage`):
   looking up a long prompt takes milliseconds, and the next request is tried before every step.
 """
@@ -27,7 +29,7 @@ from slipstream_core.kvcache.prefix_cache import PrefixCache
 from slipstream_core.kvcache.snapshots import Snapshots
 from slipstream_core.scheduler.launched_steps import BlockUse
 from slipstream_core.scheduler.request_table import NO_SLOT, RequestTable, SlotTable
-from slipstream_core.scheduler.state_marks import state_marks
+from slipstream_core.scheduler.state_marks import answer_marks, state_marks
 from slipstream_core.step.plan import SnapshotPlan
 from slipstream_ipc.history.token_log import TokenLog
 
@@ -90,6 +92,9 @@ class RequestBlocks:
         # of the step that is being planned: (row, snapshot), and (row, tokens, snapshot)
         self._loads: list[tuple[int, int]] = []
         self._saves: list[tuple[int, int, int]] = []
+        self._front_saves: list[tuple[int, int]] = []  # (row, snapshot)
+        # by running row: the digest of the last mark in its answer
+        self._answers: dict[int, bytes] = {}
         # by row: how many of its blocks were cached, where fewer had a snapshot behind them
         self._branches: dict[int, int] = {}
         self._shortage: _Shortage | None = None  # of the request that found no room last
@@ -189,6 +194,45 @@ class RequestBlocks:
         saved = self._save(row, start, stop) if self._has_snapshots else ()
         self._uses.append(BlockUse(row, generation, _NO_BLOCKS, blocks, saved=saved))
 
+    @property
+    def has_snapshots(self) -> bool:
+        """True if states are saved."""
+        return self._has_snapshots
+
+    def mark_answers(self, rows: Int64s, positions: Int64s) -> None:
+        """The step that is being planned computes one token of each of these running rows [n],
+        which decode, at these positions: save the states in front of it where a mark is.
+        """
+        marked = answer_marks(positions, self._block_size)
+        if not marked.any():
+            return
+        rows, positions = rows[marked], positions[marked]
+        requests = self._requests
+        is_wanted = requests.use_prefix_cache.take(rows)
+        is_wanted &= positions > requests.prompt_len.take(rows)
+        is_wanted &= positions <= self._tokens.lengths(rows)  # all before it are on the host
+        wanted = rows[is_wanted].tolist()
+        for row, position in zip(wanted, positions[is_wanted].tolist(), strict=True):
+            self._mark_answer(row, position // self._block_size)
+
+    def _mark_answer(self, row: int, num_blocks: int) -> None:
+        assert self._cache is not None
+        before = self._answers.get(row)
+        if before is None and 2 * len(self._answers) >= self.snapshots.num - 1:
+            return
+        if before is not None:
+            self.snapshots.drop(before)
+        self._digest(row, num_blocks)
+        [digest] = self._cache.digests(row, num_blocks - 1, num_blocks)
+        snapshot = self.snapshots.save(digest)
+        if snapshot is None:
+            self._answers.pop(row, None)
+            return
+        self._answers[row] = digest
+        self._front_saves.append((row, snapshot))
+        generation = int(self._requests.generation[row])
+        self._uses.append(BlockUse(row, generation, _NO_BLOCKS, _NO_BLOCKS, saved=(snapshot,)))
+
     def grow(self, slots: Int64s) -> None:
         """Append one block to each of these slots, [n]; the caller has checked num_free."""
         self._slots.append_blocks(slots, self._pool.allocate(len(slots)))
@@ -212,12 +256,12 @@ class RequestBlocks:
         """The snapshots that the planned step of these rows [R] loads and saves; None if there are
         none.
         """
-        loads, saves = self._loads, self._saves
-        if not loads and not saves:
+        loads, saves, fronts = self._loads, self._saves, self._front_saves
+        if not loads and not saves and not fronts:
             return None
-        self._loads, self._saves = [], []
+        self._loads, self._saves, self._front_saves = [], [], []
         self.snapshots.publish()
-        at = {row: i for i, row in enumerate(rows.tolist())}
+        at = {row: i for i, row in enumerate(rows.tolist())} if saves else {}
         slots = self._requests.slot
         return SnapshotPlan(
             load_slots=slots[[row for row, _ in loads]].astype(np.int64),
@@ -225,12 +269,16 @@ class RequestBlocks:
             save_rows=np.array([at[row] for row, _, _ in saves], np.int64),
             save_lens=np.array([length for _, length, _ in saves], np.int64),
             saves=np.array([snapshot for _, _, snapshot in saves], np.int64),
+            front_slots=slots[[row for row, _ in fronts]].astype(np.int64),
+            front_saves=np.array([snapshot for _, snapshot in fronts], np.int64),
         )
 
     def release(self, rows: Int64s) -> None:
         """Take slots and blocks from running requests, all different."""
         if self._cache is not None:
             self._register_sampled(rows)
+            for row in rows.tolist() if self._answers else ():
+                self._answers.pop(row, None)
         blocks = self._slots.release(self._requests.slot[rows])
         self._pool.release(blocks[::-1])  # the first blocks are reused last: they are shared most
         self._requests.slot[rows] = NO_SLOT

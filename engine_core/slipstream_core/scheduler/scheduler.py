@@ -552,11 +552,13 @@ class Scheduler:
             block_size=self._block_size,
         )
         generations = requests.generation.take(rows.array)
+        if self._blocks.has_snapshots and len(decoding):
+            positions = requests.computed.take(decoding.array)
+            self._blocks.mark_answers(decoding.array, positions)
         plan = self._launch(columns, rows, generations)
         if self._prompts and chunks:
             plan = self._prompts.extend(plan, rows.array)
-        if chunks and (snapshots := self._blocks.take_snapshots(rows.array)) is not None:
-            plan = replace(plan, snapshots=snapshots)
+        plan = self._with_snapshots(plan, rows)
         requests.computed[rows.array] = plan.kv_lens
         requests.known[rows.array] += plan.samples
         if not chunks and rows.version == self._slots.running().version:
@@ -586,9 +588,15 @@ class Scheduler:
         if self._requests.has_masks or self._reasoning:
             batch.flush_deferred()
         columns = batch.next_columns(is_last=self._in_flight.last_step == batch.step)
+        if num_beginning and self._blocks.has_snapshots:
+            self._blocks.mark_answers(*batch.beginning())
         plan = self._launch(columns, batch.rows, batch.generations)
         batch.count(plan.step)
-        return plan
+        return self._with_snapshots(plan, batch.rows)
+
+    def _with_snapshots(self, plan: StepPlan, rows: RowSet) -> StepPlan:
+        snapshots = self._blocks.take_snapshots(rows.array) if self._has_states else None
+        return plan if snapshots is None else replace(plan, snapshots=snapshots)
 
     def _end_batch(self) -> None:
         """End the decode batch; a request comes or goes, or needs attention."""

@@ -1,7 +1,7 @@
 """The positions at which the state of a request is saved, so that requests that begin equally can
 continue there.
 
-The places, the more useful ones first:
+The places in a prompt, the more useful ones first:
 
 - Where the cache held further blocks and no state: other requests branch off there.
 - At the last block in front of the last token: the next turn of a conversation mostly begins with
@@ -9,9 +9,15 @@ The places, the more useful ones first:
 - At a multiple of `_BACK` tokens before that: chat templates may write the end of a prompt
   differently once an answer follows.
 - At each multiple of `_INTERVAL` tokens, for prompts that have a long beginning in common.
+
+In an answer, at each multiple of `_BACK` tokens; each mark takes the place of the one before it, so
+the last one is where the next turn continues.
 """
 
 from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
 
 _BACK = 64
 _INTERVAL = 2048
@@ -26,7 +32,16 @@ def state_marks(
     num_tokens: of the request. branch: the block end where others branch off, or 0.
     """
     last = (num_tokens - 1) // block_size
-    back, interval = (max(1, -(-each // block_size)) for each in (_BACK, _INTERVAL))
+    back, interval = (_blocks(each, block_size) for each in (_BACK, _INTERVAL))
     marks = [branch, last, (last - 1) // back * back]
     marks += range((start // interval + 1) * interval, stop + 1, interval)
     return [mark for mark in dict.fromkeys(marks) if start < mark <= stop]
+
+
+def answer_marks(positions: npt.NDArray[np.int64], block_size: int) -> npt.NDArray[np.bool_]:
+    """Which of these positions [n] follow a mark of an answer."""
+    return positions % (_blocks(_BACK, block_size) * block_size) == 0
+
+
+def _blocks(num_tokens: int, block_size: int) -> int:
+    return max(1, -(-num_tokens // block_size))

@@ -84,10 +84,13 @@ class StatePool:
 
     def load(self, slots: torch.Tensor, snapshots: torch.Tensor) -> None:
         """Copy snapshots int64 [L] into slots int64 [L], all different."""
-        for pool in (self._conv, self._recurrent):
-            for states in pool.values():
-                for each in states.values():
-                    each.index_copy_(0, slots, each.index_select(0, self.num_slots + snapshots))
+        for each in self.states:
+            each.index_copy_(0, slots, each.index_select(0, self.num_slots + snapshots))
+
+    def save(self, slots: torch.Tensor, snapshots: torch.Tensor) -> None:
+        """Copy slots int64 [F] into snapshots int64 [F], all different."""
+        for each in self.states:
+            each.index_copy_(0, self.num_slots + snapshots, each.index_select(0, slots))
 
     def read(self, mixer: Mixer, slots: torch.Tensor) -> RowStates:
         """A copy of the states of slots int64 [B]."""

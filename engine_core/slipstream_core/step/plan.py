@@ -74,13 +74,17 @@ class ListedLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPlan:
-    """The snapshots of recurrent states that a step loads, before its forward, and saves."""
+    """The snapshots of recurrent states that a step loads and saves. Before its forward it loads
+    first, and then saves those in front of tokens.
+    """
 
     load_slots: Int64s  # [L] of rows that begin behind a shared prefix
     loads: Int64s  # [L] snapshots
     save_rows: Int64s  # [M] indices among the plan's R rows, ascending
     save_lens: Int64s  # [M] behind so many of the row's tokens in this step, ascending in a row
-    saves: Int64s  # [M] snapshots, all different
+    saves: Int64s  # [M] snapshots, all different, also from `front_saves`
+    front_slots: Int64s  # [F] of rows whose states are saved as they are before the forward
+    front_saves: Int64s  # [F] snapshots
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):

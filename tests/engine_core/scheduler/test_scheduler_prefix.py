@@ -75,6 +75,7 @@ class Device:
         if not fails:
             self.tables[plan.table_slots, plan.table_numbers] = plan.table_blocks
             self.load(plan)
+        self.save_in_front(plan, fails=fails)
         for i in range(plan.num_requests):
             begin, end = end, end + int(plan.query_lens[i])
             table = self.tables[plan.slots[i]].tolist()
@@ -104,6 +105,12 @@ class Device:
             for slot, snapshot in zip(*(each.tolist() for each in columns), strict=True):
                 self.states[slot] = self.snapshots[snapshot]
 
+    def save_in_front(self, plan: StepPlan, *, fails: bool) -> None:
+        if plan.snapshots is not None:
+            columns = (plan.snapshots.front_slots, plan.snapshots.front_saves)
+            for slot, snapshot in zip(*(each.tolist() for each in columns), strict=True):
+                self.snapshots[snapshot] = GARBAGE if fails else self.states[slot]
+
     def mix(self, plan: StepPlan, row: int, tokens: list[int], *, fails: bool) -> Any:
         """The state behind a row's tokens; None if the model carries none."""
         if not self.has_states:
@@ -114,7 +121,9 @@ class Device:
         if fails:
             state, tokens = GARBAGE, []
         if (snapshots := plan.snapshots) is not None:
-            assert len(set(snapshots.saves.tolist())) == len(snapshots.saves)
+            saves = [*snapshots.saves.tolist(), *snapshots.front_saves.tolist()]
+            assert len(set(saves)) == len(saves)
+            assert set(saves).isdisjoint(snapshots.loads.tolist())
             for at in np.flatnonzero(snapshots.save_rows == row).tolist():
                 length = int(snapshots.save_lens[at])
                 assert row >= plan.num_decodes
@@ -167,6 +176,7 @@ class Harness:
         self.streams: dict[int, Stream] = {}
         self.launched: deque[tuple[StepPlan, bool, list[int], list[bool]]] = deque()
         self.prefixes: dict[bytes, Prefix] = {}  # what each name stands for
+        self.answers: list[Prefix] = []  # of streams that have ended, with their prompts
 
     def watch_room(self) -> None:
         """Whoever is refused for what is remembered of him would be refused anyhow."""
@@ -261,7 +271,7 @@ class Harness:
         return counts
 
     def forget(self, row: int) -> None:
-        del self.streams[row]
+        self.answers.append(tuple(self.streams.pop(row).ids))
         self.log.drop(row)
         self.acked[row] = 0
 
@@ -279,6 +289,7 @@ class Harness:
                 self.collect()
         assert not self.streams, "somebody starves"
         assert not self.blocks._branches
+        assert not self.blocks._answers
         assert self.scheduler.num_free_blocks == self.limits["num_blocks"] - 1
         assert not self.blocks._cache or not self.blocks._cache._chains
 
@@ -326,6 +337,8 @@ class Harness:
         assert not snapshots._loaded
         assert not self.blocks._loads
         assert not self.blocks._saves
+        assert not self.blocks._front_saves
+        assert 2 * len(self.blocks._answers) <= snapshots.num
 
     def check_names(self) -> None:
         """A block that could be found holds what its name says."""
@@ -746,6 +759,64 @@ def test_who_finds_no_room_is_looked_up_again_once_a_state_was_saved() -> None:
     harness.finish()
 
 
+def test_the_next_turn_continues_within_the_answer() -> None:
+    harness = hybrid(max_model_len=256, num_blocks=80)
+    for ahead in (0, 1):
+        harness.scheduler.reset_prefix_cache()
+        harness.add(PROMPT, 140)
+        harness.finish(ahead)
+        turn = [*harness.answers[-1], 0, 1, 0]
+        assert len(turn) == 14 + 140 + 3
+        harness.add(turn, 3)
+        assert harness.run() == [[len(turn) - 128]]
+        harness.finish(ahead)
+
+
+def test_a_mark_of_an_answer_takes_the_place_of_the_one_before() -> None:
+    harness = hybrid(max_model_len=256, num_blocks=80)
+    harness.add(PROMPT, 140)
+    counts = set()
+    while harness.streams:
+        harness.run(1, ahead=1)
+        counts.add(harness.scheduler.snapshots.num_used)
+        if not harness.launched:
+            break
+    harness.finish()
+    assert counts == {1, 2}
+    assert harness.scheduler.snapshots.num_evictions == 0
+
+
+def test_half_of_the_snapshots_are_of_answers_that_go_on() -> None:
+    harness = hybrid(num_snapshots=3, max_model_len=256, num_blocks=300)
+    for each in range(4):
+        harness.add([each, *PROMPT], 100)
+    harness.run(80, ahead=1)
+    assert len(harness.blocks._answers) == 1
+    harness.finish()
+
+
+def test_a_failed_step_leaves_no_mark_in_an_answer() -> None:
+    harness = hybrid(max_model_len=256, num_blocks=80)
+    harness.add(PROMPT, 80)
+    harness.add([3], 80)
+    while (plan := harness.launch()) is not None and plan.kv_lens.max() < 63:
+        harness.collect()
+    harness.collect()
+    harness.launch(fails=True)
+    plan = harness.launch()  # it saves what the failed step left
+    assert plan is not None
+    assert plan.snapshots is not None
+    assert len(plan.snapshots.front_saves) == 1
+    num_used = harness.scheduler.snapshots.num_used
+    harness.collect()
+    assert harness.scheduler.snapshots.num_used == num_used - 1
+    harness.collect()
+    harness.check()
+    harness.finish(ahead=0)
+    harness.add([*harness.answers[-1], 0], 2)
+    harness.finish()
+
+
 # --- anything at any time -------------------------------------------------------------------------
 
 
@@ -791,6 +862,13 @@ class AnyOrder(RuleBasedStateMachine):
     def add(self, length: int, tail: list[int], **more: Any) -> None:
         prompt = ([1, 2, 3, 4, 0] * 4)[:length] + tail
         self.harness.add(prompt[: self.harness.limits["max_model_len"] - 1], **more)
+
+    @precondition(lambda self: self.harness.answers)
+    @rule(tail=st.lists(st.integers(0, 4), max_size=2), max_tokens=st.integers(1, 20))
+    def take_another_turn(self, tail: list[int], max_tokens: int) -> None:
+        prompt = [*self.harness.answers[-1], *tail]
+        prompt = prompt[: self.harness.limits["max_model_len"] - 1]
+        self.harness.add(prompt, max_tokens)
 
     @precondition(lambda self: self.harness.streams)
     @rule(data=st.data())

@@ -150,6 +150,7 @@ class Loop:
         doubles: tuple[int, ...] = (),
         has_states: bool = True,
         num_snapshots: int = 0,
+        max_model_len: int = 60,
     ) -> None:
         self._runner, self._expected, self._doubles = runner, expected, doubles
         self._tokens = TokenLog()
@@ -165,7 +166,7 @@ class Loop:
             ),
             max_num_seqs=ROWS_AT_ONCE,
             max_num_batched_tokens=16,
-            max_model_len=60,
+            max_model_len=max_model_len,
         )
         for row, prompt in enumerate(expected.prompts):
             self._tokens.open(row)
@@ -478,3 +479,52 @@ def test_a_wrong_state_of_the_cache_is_seen(
         fail_steps(runner, monkeypatch, "before the forward")
     loop = Loop(runner, expected_of_alike, num_snapshots=MOST_SNAPSHOTS)
     assert not all(right(loop.run(), expected_of_alike))
+
+
+@pytest.fixture(scope="module")
+def expected_of_turns(folder: Path) -> Expected:
+    """Conversations of two turns: the second one's prompt has the first one's answer."""
+    first = outputs_of(folder, [prompt for prompt in apart() if len(prompt) > BLOCK])
+    rng = random.Random(7)
+    turns = [
+        [*prompt, *output[:NUM_OUTPUTS], *random_ids(rng, 3)]
+        for prompt, output in zip(first.prompts, first.outputs, strict=True)
+    ]
+    second = outputs_of(folder, turns)
+    return Expected([*first.prompts, *second.prompts], [*first.outputs, *second.outputs])
+
+
+def test_a_second_turn_continues_within_the_first_ones_answer(
+    expected_of_turns: Expected, runner: TorchRunner
+) -> None:
+    loop = Loop(runner, expected_of_turns, num_snapshots=MOST_SNAPSHOTS, max_model_len=80)
+    assert all(right(loop.run(), expected_of_turns))
+    turns = expected_of_turns.prompts[len(expected_of_turns.prompts) // 2 :]
+    within = [
+        loop.scheduler.num_shared(row) > len(prompt) - 3 - NUM_OUTPUTS
+        for row, prompt in enumerate(expected_of_turns.prompts)
+        if row >= len(turns)
+    ]
+    assert all(within)
+
+
+def test_a_row_whose_launched_step_is_dropped_continues_within_its_answer(
+    expected: Expected, runner: TorchRunner
+) -> None:
+    loop = Loop(runner, expected, doubles=(6, 18, 30), num_snapshots=MOST_SNAPSHOTS)
+    assert all(right(loop.run(), expected))
+    assert loop.scheduler.num_preemptions == loop.num_doubled >= 2
+    assert loop.scheduler.prefix_cache_hits > 0
+
+
+def test_the_state_of_another_row_in_an_answers_mark_is_seen(
+    expected_of_turns: Expected, runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = StatePool.save
+
+    def misplaced_save(pool: StatePool, slots: torch.Tensor, snapshots: torch.Tensor) -> None:
+        save(pool, (slots + 1) % ROWS_AT_ONCE, snapshots)
+
+    monkeypatch.setattr(StatePool, "save", misplaced_save)
+    loop = Loop(runner, expected_of_turns, num_snapshots=MOST_SNAPSHOTS, max_model_len=80)
+    assert not all(right(loop.run(), expected_of_turns))
