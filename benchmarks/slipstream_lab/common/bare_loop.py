@@ -59,13 +59,14 @@ def new_scheduler(
     budget: int,
     max_model_len: int,
     info: ModelInfo | None = None,
+    tokens: TokenLog | None = None,
 ) -> Scheduler:
     """A scheduler with `requests` queued as rows 0, 1, 2, …
 
     info: of the model whose prefixes are cached, in as many slots as its runner has; None: nothing
-    is cached, and all requests run at once.
+    is cached, and all requests run at once. tokens: the histories; default: new ones.
     """
-    tokens = TokenLog()
+    tokens = TokenLog() if tokens is None else tokens
     scheduler = Scheduler(
         tokens=tokens,
         cache=CacheConfig(
@@ -80,19 +81,24 @@ def new_scheduler(
         max_model_len=max_model_len,
     )
     for row, it in enumerate(requests):
-        tokens.open(row)
-        tokens.extend(row, it.prompt)
-        scheduler.add(
-            NewRequest(
-                row=row,
-                prompt_len=len(it.prompt),
-                max_tokens=it.max_tokens,
-                spec=RequestSpec(_params_of(it)),
-                seed=it.seed,
-                worker_ends=False,
-            )
-        )
+        add_request(scheduler, tokens, row, it)
     return scheduler
+
+
+def add_request(scheduler: Scheduler, tokens: TokenLog, row: int, it: LoopRequest) -> None:
+    """Queue one request, in a row of the histories that is free."""
+    tokens.open(row)
+    tokens.extend(row, it.prompt)
+    scheduler.add(
+        NewRequest(
+            row=row,
+            prompt_len=len(it.prompt),
+            max_tokens=it.max_tokens,
+            spec=RequestSpec(_params_of(it)),
+            seed=it.seed,
+            worker_ends=False,
+        )
+    )
 
 
 def _params_of(it: LoopRequest) -> SamplingParams:

@@ -3,7 +3,8 @@ parameters, and beside transformers.
 
 Both have random weights of about 150 M parameters and run on the CPU in float32, Qwen3.5's layers
 (three gated delta nets, then attention) and Qwen3's. A round measures each once; ratios are of
-medians over rounds. A line a goal says what was to be reached.
+medians over rounds. The second turn of a conversation with the hybrid is measured once
+(`second_turn`). A line a goal says what was to be reached.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from slipstream_core.config import CoreConfig
 from slipstream_core.runner import torch_factory
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.step.plan import StepPlan, blank_plan
+from slipstream_lab.models.second_turn import MESSAGE_LEN, measure_second_turn
 
 _BATCHES = (1, 64)
 _CONTEXT = 64  # tokens in front of a decode step
 _LEAST = {"decode 1": 0.95, "decode 64": 0.9, "prefill": 0.7, "transformers, decode 1": 2.5}
+_FOUND, _SOONER = 0.9, 10.0
 _COMMON: dict[str, Any] = {
     "vocab_size": 32_000,
     "hidden_size": 768,
@@ -39,7 +42,7 @@ _COMMON: dict[str, Any] = {
     "num_attention_heads": 12,
     "num_key_value_heads": 4,
     "head_dim": 64,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 32_768,
     "tie_word_embeddings": False,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -63,6 +66,11 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 _OPTIONS = (
     Option("steps", integer(1), "decode steps of a round; default: 8, with --quick 2"),
     Option("prefill", integer(1, 4096), "tokens of a prompt", 512),
+    Option(
+        "conversation",
+        integer(64, 32_000),
+        "tokens of a conversation's first turn; default: 8000, with --quick 400",
+    ),
     Option("threads", integer(1), "threads that compute the models"),
     Option("layers", integer(4), "of both models, a multiple of 4", 12),
 )
@@ -92,6 +100,7 @@ def bench_hybrid(arguments: argparse.Namespace) -> int:
     check_common(arguments)
     values = fill_in(arguments, _OPTIONS)
     steps = arguments.steps or (2 if arguments.quick else 8)
+    conversation = arguments.conversation or (400 if arguments.quick else 8000)
     with tempfile.TemporaryDirectory() as folder:
         seconds = _measure(
             Path(folder),
@@ -101,12 +110,13 @@ def bench_hybrid(arguments: argparse.Namespace) -> int:
             layers=values["layers"],
             rounds=arguments.runs,
         )
+        turn_goals = _second_turn(Path(folder) / "hybrid", conversation, values["threads"], seconds)
     rows: list[Row] = [
         {"model": model, "part": part, "ms": 1e3 * statistics.median(each), "runs": len(each)}
         for (model, part), each in seconds.items()
     ]
     print_rows(rows, arguments, ("model", "part", "ms", "runs"))
-    for goal in goals(rows):
+    for goal in (*goals(rows), *turn_goals):
         print(goal)
     return 0
 
@@ -152,6 +162,24 @@ def _measure(
         for runner in runners.values():
             runner.close()
     return seconds
+
+
+def _second_turn(
+    folder: Path, num_tokens: int, threads: int | None, seconds: dict[tuple[str, str], list[float]]
+) -> list[Goal]:
+    """Measure a conversation of the hybrid; adds the seconds until first tokens."""
+    runner = _load(folder, num_tokens + MESSAGE_LEN, threads)
+    try:
+        turn = measure_second_turn(runner, num_tokens)
+    finally:
+        runner.close()
+    seconds["hybrid", "second turn"] = [turn.first_token_s]
+    seconds["hybrid", "second turn, cold"] = [turn.cold_s]
+    sooner = turn.cold_s / turn.first_token_s
+    return [
+        Goal("second turn, share of the first one that is found", turn.found, _FOUND),
+        Goal("second turn's first token, times as soon as a cold one's", sooner, _SOONER),
+    ]
 
 
 def _save(name: str, folder: Path, layers: int) -> Path:

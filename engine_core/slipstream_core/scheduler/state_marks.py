@@ -40,7 +40,8 @@ def state_marks(
 
 def answer_marks(positions: npt.NDArray[np.int64], block_size: int) -> npt.NDArray[np.bool_]:
     """Which of these positions [n] follow a mark of an answer."""
-    return positions % (_blocks(_BACK, block_size) * block_size) == 0
+    marked: npt.NDArray[np.bool_] = positions % (_blocks(_BACK, block_size) * block_size) == 0
+    return marked
 
 
 def _blocks(num_tokens: int, block_size: int) -> int:

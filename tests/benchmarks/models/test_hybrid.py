@@ -39,11 +39,23 @@ def test_all_parts_are_measured(
     for name, value in (small | {"num_key_value_heads": 1}).items():
         monkeypatch.setitem(hybrid._COMMON, name, value)
     file = tmp_path / "rows.json"
-    options = ["--quick", "--layers", "4", "--prefill", "20", "--json", str(file)]
+    options = [
+        "--quick",
+        "--layers",
+        "4",
+        "--prefill",
+        "20",
+        "--conversation",
+        "400",
+        "--json",
+        str(file),
+    ]
     assert main(["bench", "hybrid", *options]) == 0
     rows = json.loads(file.read_text())
     assert {(each["model"], each["part"]) for each in rows} == {
         ("transformers", "decode 1"),
+        ("hybrid", "second turn"),
+        ("hybrid", "second turn, cold"),
         *(
             (model, part)
             for model in ("hybrid", "dense")
@@ -51,4 +63,7 @@ def test_all_parts_are_measured(
         ),
     }
     assert all(each["ms"] > 0 for each in rows)
-    assert capsys.readouterr().out.count(", goal ") == 4
+    shown = capsys.readouterr().out
+    assert shown.count(", goal ") == 6
+    # at most 63 tokens of the answer are behind its last mark, which is in front of 392
+    assert "share of the first one that is found: 0.96, goal 0.9: met" in shown
