@@ -38,7 +38,8 @@ def measure_second_turn(runner: TorchRunner, num_tokens: int) -> SecondTurn:
     """
     random = np.random.default_rng(0)
     answer_len = max(1, num_tokens // _ANSWER_SHARE)
-    prompt = random.integers(3, 1000, num_tokens - answer_len).astype(np.uint32)
+    vocab_size = runner.info.vocab_size
+    prompt = random.integers(3, vocab_size, num_tokens - answer_len).astype(np.uint32)
     tokens = TokenLog()
     scheduler = new_scheduler(
         (),
@@ -50,7 +51,7 @@ def measure_second_turn(runner: TorchRunner, num_tokens: int) -> SecondTurn:
         tokens=tokens,
     )
     answer, _ = _run(runner, scheduler, tokens, 0, prompt, answer_len)
-    message = random.integers(3, 1000, MESSAGE_LEN).astype(np.uint32)
+    message = random.integers(3, vocab_size, MESSAGE_LEN).astype(np.uint32)
     turn = np.concatenate([prompt, answer, message])
     hits = scheduler.prefix_cache_hits
     _, first_token_s = _run(runner, scheduler, tokens, 1, turn, 1)

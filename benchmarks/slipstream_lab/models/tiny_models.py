@@ -232,6 +232,7 @@ _DEEPSEEK = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+_INDEXER = {"index_topk": MAX_MODEL_LEN, "index_n_heads": 2, "index_head_dim": 16}
 _NOT_REPLACEABLE = "does not allow its attention to be replaced"
 
 
@@ -510,7 +511,13 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         mamba_ngroups=1,
         mamba_d_state=16,
     ),
-    _refused("DeepSeek V3.2", "DeepseekV32Config", "layers of type indexed_attention"),
+    _refused(
+        "DeepSeek V3.2",
+        "DeepseekV32Config",
+        "layers of type indexed_attention, which see 2048 tokens at most",
+        **_MOE,
+        **_LATENT,
+    ),
     _refused(
         "DiffLlama", "DiffLlamaConfig", "attention calls over", hidden_size=32, num_hidden_layers=2
     ),
@@ -550,6 +557,19 @@ WITHIN_LIMITS: tuple[Architecture, ...] = (
         floor_scale=max(PROMPT_LENS) + NUM_OUTPUTS + 1,
         attn_scale=9.0,
         no_rope_layers=[0, 1, 0, 1],  # a scaled query reaches later keys
+    ),
+    _served(
+        "DeepSeek V3.2, within its index_topk",
+        "DeepseekV32Config",
+        **_DEEPSEEK,
+        **_INDEXER,
+    ),
+    _served(
+        "GLM-5, within its index_topk",
+        "GlmMoeDsaConfig",
+        **_DEEPSEEK,
+        **_INDEXER,
+        indexer_types=["full", "shared"] * 2,
     ),
 )
 

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 from transformers import AttentionInterface
 
+from slipstream_core.attention.indexers import EVERY_TOKEN, EveryToken
 from slipstream_core.attention.latent_attention import latent_projections
 
 ATTENTION_NAME = "slipstream_paged"
@@ -99,7 +100,7 @@ def paged_attention(
     query: torch.Tensor,  # [1, num_heads, T, key_dim]
     key: torch.Tensor,  # [1, num_kv_heads, T, key_dim]
     value: torch.Tensor,  # [1, num_kv_heads, T, value_dim]
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | EveryToken | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -113,12 +114,12 @@ def paged_attention(
     """
     if paged is None:
         raise TypeError("the model does not pass its keyword arguments on to attention")
-    if attention_mask is not None:
+    if attention_mask is not None and attention_mask is not EVERY_TOKEN:
         raise TypeError("the model builds its own attention mask")
     if not (getattr(module, "is_causal", True) and others.get("is_causal", True) is not False):
         raise TypeError("its attention is not causal")
     for name, argument in others.items():
-        if argument is not None and name not in WITHOUT_EFFECT:
+        if argument is not None and argument is not EVERY_TOKEN and name not in WITHOUT_EFFECT:
             raise TypeError(f"the model passes {name!r} to attention, whose meaning is not known")
     params = AttentionParams(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,

@@ -46,6 +46,7 @@ from slipstream_core.attention.geometry import (
     read_attending_layers,
     read_geometry,
 )
+from slipstream_core.attention.indexers import skip_indexers
 from slipstream_core.attention.interface import ATTENTION_NAME, number_layers, register
 from slipstream_core.attention.latent_attention import cache_latents
 from slipstream_core.load_error import ModelLoadError, NoRoomError, brief
@@ -74,6 +75,7 @@ from slipstream_core.model.text_tower import (
 )
 from slipstream_core.model.unsupported import (
     class_name,
+    indexed_layers,
     leave_out_counted_scales,
     needs_values,
     refusal,
@@ -227,6 +229,7 @@ def load_model(
             raise _no_room(name, error) from error
         freeze_frequencies(module)
         cache_latents(module)
+        skip_indexers(module, indexed_layers(text))
         if rank is not None:
             kept = sum(parameter.nbytes for parameter in module.parameters())
             whole, uncut = num_parameters * torch_dtype.itemsize, geometry
@@ -514,6 +517,7 @@ def _geometry(
         if not shell._supports_attention_backend and not mixers:
             raise not_replaceable
         cache_latents(shell)
+        skip_indexers(shell, indexed_layers(text))
         with TowerFinder(shell) as finder:
             if mixers:
                 layers = read_attending_layers(shell, text.vocab_size)

@@ -22,12 +22,14 @@ _by_config: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
 
 # kinds of layers whose attention is known; in the others nothing may attend
 _CHUNKED = "chunked_attention"
+_INDEXED = "indexed_attention"
 _ATTENDING = {
     "full_attention",
     "sliding_attention",
     "hybrid",  # attends, and carries a state beside that
     "hybrid_sliding",
     _CHUNKED,
+    _INDEXED,
 }
 _SERVED = (
     "supported are decoder-only models whose tokens interact in transformers' attention interface "
@@ -129,19 +131,28 @@ def unknown_kinds(text: PreTrainedConfig, layers: Iterable[int] | None = None) -
     return ", ".join(sorted(set(chosen) - _ATTENDING))
 
 
+def indexed_layers(text: PreTrainedConfig) -> set[int]:
+    """The layers that attend to what an indexer selects."""
+    kinds = getattr(text, "layer_types", None) or ()
+    return {at for at, kind in enumerate(kinds) if kind == _INDEXED}
+
+
 def refuse_chunks(
     name: str, config: PreTrainedConfig, text: PreTrainedConfig, max_model_len: int
 ) -> None:
-    """Raise ModelLoadError for more tokens than a layer attends to that does so in chunks."""
+    """Raise ModelLoadError for more tokens than a layer attends to that does so in chunks, or that
+    an indexer selects.
+    """
     kinds = getattr(text, "layer_types", None) or ()
-    chunk = getattr(text, "attention_chunk_size", None)
-    if _CHUNKED in kinds and (chunk is None or max_model_len > chunk):
-        raise refusal(
-            name,
-            config,
-            f"has layers of type {_CHUNKED}, which see {chunk} tokens at most, and "
-            f"max_model_len is {max_model_len}; a max_model_len within that will do",
-        )
+    for kind, option in ((_CHUNKED, "attention_chunk_size"), (_INDEXED, "index_topk")):
+        most = getattr(text, option, None)
+        if kind in kinds and (most is None or max_model_len > most):
+            raise refusal(
+                name,
+                config,
+                f"has layers of type {kind}, which see {most} tokens at most ({option}), and "
+                f"max_model_len is {max_model_len}; a max_model_len within that will do",
+            )
 
 
 def leave_out_counted_scales(

@@ -46,7 +46,7 @@ def test_equals_generate(architecture: Any, tmp_path: Path) -> None:
 def test_queries_are_not_scaled_by_their_place_in_a_step(tmp_path: Path) -> None:
     """Llama 4 counts a forward's tokens, whosever they are."""
     torch.set_num_threads(1)
-    [llama] = tiny_models.WITHIN_LIMITS
+    [llama] = (each for each in tiny_models.WITHIN_LIMITS if "Llama" in each.name)
     assert sum(tiny_models.PROMPT_LENS) > llama.options["floor_scale"]
     tiny_models.save(llama, tmp_path)
     model = load_model(str(tmp_path), device="cpu", dtype="float32")
@@ -54,6 +54,15 @@ def test_queries_are_not_scaled_by_their_place_in_a_step(tmp_path: Path) -> None
     assert packed.outputs == tiny_models.generate(tmp_path)
     overrides = {"floor_scale": 64}
     with pytest.raises(ModelLoadError, match=r"from token 64 on .* max_model_len is 66"):
+        load_model(str(tmp_path), device="cpu", hf_overrides=overrides)
+    load_model(str(tmp_path), device="cpu", hf_overrides=overrides, max_model_len=64)
+
+
+def test_rows_are_no_longer_than_what_an_indexer_selects(tmp_path: Path) -> None:
+    [model] = (each for each in tiny_models.WITHIN_LIMITS if "DeepSeek" in each.name)
+    tiny_models.save(model, tmp_path)
+    overrides = {"index_topk": 64}
+    with pytest.raises(ModelLoadError, match=r"see 64 tokens at most .* max_model_len is 128"):
         load_model(str(tmp_path), device="cpu", hf_overrides=overrides)
     load_model(str(tmp_path), device="cpu", hf_overrides=overrides, max_model_len=64)
 
