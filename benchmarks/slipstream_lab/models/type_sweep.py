@@ -1,12 +1,13 @@
 """Which of transformers' model types would be served, by their default configurations.
 
     python -m slipstream_lab.models.type_sweep [--only TEXT] [--markdown] [--json FILE]
+                                               [--page FILE]
 
 Each type that has a causal or a multimodal class is built from its default configuration without
 weights, and goes through the checks that a checkpoint goes through before its weights are read. For
 those that pass, weights remain to be tried: that tokens do not influence each other but through
 attention, and that states can be continued. Whether outputs are exact is what `architecture_table`
-measures. Each type has a process of its own.
+measures. Each type has a process of its own. docs/models.md is the page of all of them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tqdm import tqdm
 from slipstream_bench.common.report import columns_of, markdown_of
 from slipstream_core.load_error import ModelLoadError, brief
 from slipstream_core.model import loader
+from slipstream_lab.models.tiny_models import ARCHITECTURES, HYBRIDS, WITHIN_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +109,51 @@ def kinds_of(rows: list[TypeRow]) -> Counter[str]:
     return Counter(reasons)
 
 
+def exact_names() -> dict[str, list[str]]:
+    """The names of the table of exactness that are served, by type; a tower's under its own."""
+    found: dict[str, list[str]] = {}
+    for each in (*ARCHITECTURES, *HYBRIDS, *WITHIN_LIMITS):
+        if each.refused is None:
+            found.setdefault(each.config().model_type, []).append(each.name)
+    return found
+
+
+def page_of(rows: list[TypeRow], version: str) -> str:
+    """The page of all types, in Markdown."""
+    exact = {name: "; ".join(names) for name, names in exact_names().items()}
+    passed = [row for row in rows if not row.refused]
+    served = [(row.model_type, row.classes, exact.get(row.model_type, "")) for row in passed]
+    refused = [
+        (row.model_type, row.refused.replace("|", "\\|"), exact.get(row.model_type, ""))
+        for row in rows
+        if row.refused
+    ]
+    made = (
+        "Made by `python -m slipstream_lab.models.type_sweep --page docs/models.md`, transformers "
+        f"{version}. {len(passed)} of {len(rows)} types that have a class which writes text pass "
+        "by their default configurations, without weights. What decides is a checkpoint's own "
+        "configuration, and a trial with its weights. What *exact* means is in "
+        "[exactness.md](exactness.md)."
+    )
+    others = (
+        "By their default configurations. Where the last column names a variant, one with other "
+        "options is served, and exact."
+    )
+    lines = [
+        *("# Models by type", "", made, "", "## Served", ""),
+        *markdown_of([("type", "classes", "exact, by the table of exactness"), *served]),
+        *("", "## Refused", "", others, ""),
+        *markdown_of([("type", "reason", "exact all the same"), *refused]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     """Print the table; exits with 1 if a type fails otherwise than by a reason of ours."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--json", metavar="FILE", help="keep the rows here")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    parser.add_argument("--page", metavar="FILE", help="write the page of all types here")
     parser.add_argument("--only", metavar="TEXT", default="", help="types whose name has this")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -132,6 +174,8 @@ def main() -> int:
     sys.stdout.write(
         f"\n{num_passed} of {len(rows)} types pass, transformers {transformers.__version__}\n"
     )
+    if options.page:
+        Path(options.page).write_text(page_of(rows, transformers.__version__))
     if options.json:
         Path(options.json).write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return 1 if any("NOT IN OUR WORDS" in row.refused for row in rows) else 0

@@ -8,8 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
 
-from slipstream_lab.models.type_sweep import TypeRow, kinds_of, model_types, refusal_of
+from slipstream_lab.models.type_sweep import (
+    TypeRow,
+    exact_names,
+    kinds_of,
+    model_types,
+    page_of,
+    refusal_of,
+)
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_types_are_those_that_write_text() -> None:
@@ -47,6 +57,21 @@ def test_reasons_are_counted_without_names() -> None:
         TypeRow("c", "causal", ""),
     ]
     assert kinds_of(rows) == {"… has … layers": 2}
+
+
+def test_the_page_is_of_the_rows_that_are_kept() -> None:
+    kept = json.loads((ROOT / "benchmarks/results/model_types.json").read_text())
+    rows = [TypeRow(**row) for row in kept]
+    page = page_of(rows, transformers.__version__)
+    assert (ROOT / "docs/models.md").read_text() == page
+    assert all(f"| {row.model_type} |" in page for row in rows)
+
+
+def test_variants_are_named_by_their_types() -> None:
+    found = exact_names()
+    assert found["glm_moe_dsa"] == ["GLM-5, within its index_topk"]
+    assert "Qwen3.5" in found["qwen3_5_text"]
+    assert "zamba2" not in found
 
 
 @pytest.mark.tool
