@@ -39,7 +39,7 @@ def state_marks(
 
 
 def answer_marks(positions: npt.NDArray[np.int64], block_size: int) -> npt.NDArray[np.bool_]:
-    """Which of these positions [n] follow a mark of an answer."""
+    """True for those of these positions [n] that follow a mark of an answer."""
     marked: npt.NDArray[np.bool_] = positions % (_blocks(_BACK, block_size) * block_size) == 0
     return marked
 
