@@ -36,6 +36,7 @@ _MAX_ITEMS = 1 << 24  # of an array
 _MAX_DIMS = 4
 _DEFAULT_ALIGNMENT, _MAX_ALIGNMENT = 32, 1 << 20
 _LEAST_ENTRY, _LEAST_TENSOR = 8 + 1 + 4 + 1, 8 + 1 + 4 + 8 + 4 + 8  # bytes
+_MAX_PROBLEM = 500  # characters; names in a damaged file may be long
 _BOOL, _STRING, _ARRAY, _FLOAT32 = 7, 8, 9, 6
 _NUMBERS = {
     0: "<u1",
@@ -58,7 +59,8 @@ class GGUFError(ValueError):
     """A GGUF file cannot be served; the message names it and says why."""
 
     def __init__(self, file: Path, problem: str) -> None:
-        super().__init__(f"{file.name} {problem}")
+        short = problem if len(problem) <= _MAX_PROBLEM else f"{problem[:_MAX_PROBLEM]}…"
+        super().__init__(f"{file.name} {short}")
         self.file = file
 
 

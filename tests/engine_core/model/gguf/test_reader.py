@@ -173,6 +173,16 @@ def test_a_damaged_value_is_refused(value: bytes, said: str, tmp_path: Path) -> 
     assert said in refusal(path)
 
 
+def test_a_line_stays_short_whatever_is_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    key = b"general.\n" + 9000 * b"k"
+    entry = struct.pack("<Q", len(key)) + key + struct.pack("<II", 99, 0)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry)
+    said = refusal(path)
+    assert "the unknown type 99 in 'general.\\nkkk" in said
+    assert len(said) < 600
+
+
 def test_two_values_for_a_key_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     entry = struct.pack("<Q", 1) + b"k" + struct.pack("<IB", 7, 1)
