@@ -275,7 +275,6 @@ ONLY: dict[str, Only] = {
     "pooler_config": Only(_POOLING),
     "prefill_context_parallel_size": Only(_DEVICES),
     "profiler_config": Only("--trace records a timeline"),
-    "quantization": Only(_QUANTISED, ("compressed-tensors",)),
     "quantization_config": Only(_QUANTISED),
     "reasoning_config": Only("requests have thinking_token_budget"),
     "reasoning_effort_map": Only(_PLANNED, ({},)),
@@ -347,6 +346,7 @@ VALUES: dict[str, Mapping[Any, Any]] = {
     },
     "dtype": {"half": "float16", "float": "float32"},
     "max_model_len": {_AUTO: None, -1: None, "-1": None},
+    "quantization": {"None": None},
 }
 """Values of options of the same name that are written otherwise here; None is the default."""
 GONE: dict[tuple[str, Any], str] = {

@@ -65,6 +65,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `logprobs_gib` bounds the log-probabilities of all requests together; requests that find no room
     wait.
     `response_store_mib` bounds the kept answers that are held for workers that die.
+    `quantization` is how weights are coded (`weights/online.py`), or the checkpoint's own method.
     `hf_overrides` replaces parts of the model's config.json. `generation_config` is the folder that
     has the sampling defaults in its generation_config.json, auto for the model's, or vllm for none;
     `override_generation_config` replaces some of them.
@@ -101,6 +102,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hang_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
     trust_remote_code: bool = False
     hf_overrides: dict[str, Any] = {}
+    quantization: str | None = None
     generation_config: str = "auto"
     override_generation_config: dict[str, float] = {}
     trace: str | None = None

@@ -96,6 +96,18 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             to="core",
         ),
     ] = "auto"
+    quantization: Annotated[
+        Literal[
+            "int8_per_channel_weight_only", "q4_0", "q8_0", "compressed-tensors", "fp8", "mxfp4"
+        ]
+        | None,
+        _about(
+            MODEL,
+            "how weights are coded on a CPU: one scale for each output, or groups of 32 as GGUF's; "
+            "of a quantised checkpoint, its own method",
+            to="core",
+        ),
+    ] = None
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         _about(MODEL, "where the model runs; auto is a GPU if there is one", to="core"),
@@ -702,6 +714,12 @@ class StackOptions(TypedDict, total=False):
     tokenizer: str | None
     hf_config_path: str | None
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    quantization: (
+        Literal[
+            "int8_per_channel_weight_only", "q4_0", "q8_0", "compressed-tensors", "fp8", "mxfp4"
+        ]
+        | None
+    )
     device: Literal["auto", "cpu", "cuda"]
     engine: Literal["slipstream", "vllm"]
     engine_args: str | dict[str, Any] | None

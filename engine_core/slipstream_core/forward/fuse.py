@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from slipstream_core.attention.interface import (
@@ -26,15 +27,19 @@ from slipstream_core.attention.interface import (
     FusedContext,
 )
 from slipstream_core.forward.projection import (
+    Coded,
     Dense,
+    Lookup,
     Projection,
     add_projection,
     joined_for_cpu,
     lay_out_by_column,
+    look_up,
     num_readers,
     project,
 )
 from slipstream_core.kernels.cpu.kernels import Kernels
+from slipstream_core.weights.coded_parameter import CodedParameter
 
 AnyNode = Any  # torch.fx.Node, whose annotations would need a cast at every argument
 LinearParts = tuple[AnyNode, AnyNode, AnyNode]  # x, weight and bias or None
@@ -147,11 +152,14 @@ def join(graph: GraphModule, kernels: Kernels) -> None:
         {
             _aten.mm.default: as_linear,
             _aten.addmm.default: as_linear,
+            _aten.embedding.default: _as_lookup,
             _aten.rsqrt.default: partial(_as_norm, kernels=kernels),
             _aten.silu.default: partial(with_product, gate_mul=kernels.silu_mul, dims=(3, 4)),
             attend_by_its_context: partial(_tokens_first, kernels=kernels),
         },
     )
+    graph.graph.eliminate_dead_code()
+    _dequantise_others(graph)
     _join_weights(graph)
     graph.graph.eliminate_dead_code()
     for node in graph.graph.nodes:
@@ -225,11 +233,33 @@ def as_linear(graph: GraphModule, node: AnyNode) -> None:
 def as_projection(graph: GraphModule, old: AnyNode, parts: LinearParts) -> None:
     """Let a projection take the place of `old`."""
     x, weight, bias = parts
-    dense = Dense(getattr(graph, weight.target), bias and getattr(graph, bias.target))
+    matrix, added = getattr(graph, weight.target), bias and getattr(graph, bias.target)
+    is_coded = isinstance(matrix, CodedParameter)
+    projection = Coded([matrix], added) if is_coded else Dense(matrix, added)
     with graph.graph.inserting_before(old):
-        new = add_product(graph, x, dense)
+        new = add_product(graph, x, projection)
     new.meta = dict(old.meta)
     old.replace_all_uses_with(new)
+
+
+def _as_lookup(graph: GraphModule, node: AnyNode) -> None:
+    """Take rows of a coded matrix by themselves."""
+    weight, ids = node.args[:2]
+    matrix = getattr(graph, weight.target) if is_weight(weight) else None
+    if isinstance(matrix, CodedParameter):
+        with graph.graph.inserting_before(node):
+            lookup = add_projection(graph, Lookup(matrix))
+        replace(graph.graph, node, look_up, (ids, lookup))
+
+
+def _dequantise_others(graph: GraphModule) -> None:
+    """Make coded matrices float32 that some other operator reads."""
+    for node in graph.graph.find_nodes(op="get_attr"):
+        matrix = getattr(graph, node.target)
+        if isinstance(matrix, CodedParameter):
+            setattr(
+                graph, node.target, nn.Parameter(matrix.matrix.dequantised(), requires_grad=False)
+            )
 
 
 def projection_of(graph: GraphModule, product: AnyNode) -> Projection:
@@ -404,13 +434,33 @@ def _join_weights(graph: GraphModule) -> None:
         else:
             for part in parts:
                 lay_out_by_column(part)
+    _join_codes(graph, readers)
+
+
+def _join_codes(graph: GraphModule, readers: Mapping[int, int]) -> None:
+    """Join products of codes with the same input, where formats are equal."""
+    groups: dict[Any, list[tuple[AnyNode, Coded]]] = defaultdict(list)
+    for node, coded in _products(graph):
+        if not isinstance(coded, Coded) or coded.bias is not None:
+            continue
+        if readers[memory_of(coded.weights[0])] == 1:
+            groups[node.args[0], coded.matrix.format].append((node, coded))
+    for (x, _), group in groups.items():
+        members, parts = zip(*group, strict=True)
+        if len(parts) > 1:
+            with graph.graph.inserting_before(members[0]):
+                whole = Coded([each.weights[0] for each in parts])
+                split_product(graph.graph, add_product(graph, x, whole), members)
 
 
 def dense_products(graph: GraphModule) -> list[tuple[AnyNode, Dense]]:
     """Calls of `project` with a Dense."""
-    calls = graph.graph.find_nodes(op="call_function", target=project)
-    products = ((node, projection_of(graph, node)) for node in calls)
-    return [(node, each) for node, each in products if isinstance(each, Dense)]
+    return [(node, each) for node, each in _products(graph) if isinstance(each, Dense)]
+
+
+def _products(graph: GraphModule) -> Iterator[tuple[AnyNode, Projection]]:
+    for node in graph.graph.find_nodes(op="call_function", target=project):
+        yield node, projection_of(graph, node)
 
 
 def memory_of(tensor: torch.Tensor) -> int:

@@ -75,6 +75,7 @@ class Operation:
     window: int = 0
     step: int = 0
     flags: int = 0
+    format: int = 0
     number: float = 0.0
     softcap: float = 0.0
 
@@ -116,6 +117,7 @@ class _CStructOperation(ctypes.Structure):
         ("window", _Int),
         ("step", _Int),
         ("flags", _Int),
+        ("format", _Int),
         ("number", _Float),
         ("softcap", _Float),
     )

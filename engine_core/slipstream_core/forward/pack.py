@@ -20,8 +20,18 @@ import torch
 from torch.fx import GraphModule
 
 from slipstream_core.forward.fuse import projection_of
-from slipstream_core.forward.projection import add_projection, num_readers, project
+from slipstream_core.forward.projection import (
+    Coded,
+    Lookup,
+    Packed,
+    Projection,
+    add_projection,
+    num_readers,
+    project,
+)
 from slipstream_core.kernels.cpu.kernels import Kernels
+from slipstream_core.weights.coded_parameter import CodedParameter
+from slipstream_core.weights.mapped_memory import release
 
 MAX_COPY_BYTES = 1 << 29
 MIN_GIVEN_UP = 1 << 16  # elements; smaller matrices may be held twice
@@ -35,7 +45,8 @@ def pack(graph: GraphModule, kernels: Kernels) -> int:
             continue
         projection = projection_of(graph, node)
         matrices = [each for each in projection.tensors() if each.dim() > 1]
-        is_alone = all(readers[_storage(each)] == 1 for each in matrices)
+        lookups = _lookups(graph, projection)
+        is_alone = all(readers[_storage(each)] == 1 + len(lookups) for each in matrices)
         own_bytes = sum(each.nbytes for each in matrices)
         if not is_alone and own_bytes > MAX_COPY_BYTES:
             continue
@@ -46,9 +57,17 @@ def pack(graph: GraphModule, kernels: Kernels) -> int:
             node.update_arg(1, add_projection(graph, packed))
         num_bytes += own_bytes
         readers.subtract(map(_storage, projection.tensors()))
+        if isinstance(packed, Packed) and packed.number:
+            for lookup in lookups:
+                lookup.read_from(kernels, packed.panels, packed.number)
+        elif lookups:
+            continue
         for matrix in matrices:
             if is_alone and matrix.numel() >= MIN_GIVEN_UP:
                 _give_up(graph, _storage(matrix))
+    for lookup in [each for each in graph.children() if isinstance(each, Lookup)]:
+        if readers[_storage(lookup.weight)] == 1 and lookup.pack(kernels):
+            _give_up(graph, _storage(lookup.weight))
     graph.graph.eliminate_dead_code()
     return num_bytes
 
@@ -65,6 +84,18 @@ def _storage(tensor: torch.Tensor) -> int:
 
 def _give_up(graph: GraphModule, held: int) -> None:
     """Empty every tensor in this storage; the recording shares them with the module."""
-    for tensor in (*graph.parameters(), *graph.buffers()):
-        if _storage(tensor) == held:
-            tensor.data = tensor.new_empty(0)
+    tensors = [each for each in (*graph.parameters(), *graph.buffers()) if _storage(each) == held]
+    for tensor in tensors:
+        if isinstance(tensor, CodedParameter):
+            tensor.give_up()
+        elif tensor.is_contiguous():
+            release(tensor.data_ptr(), tensor.nbytes)
+        tensor.data = torch.empty(0, dtype=tensor.dtype)
+
+
+def _lookups(graph: GraphModule, projection: Projection) -> list[Lookup]:
+    """The lookups that take rows of a projection's own matrix."""
+    if not isinstance(projection, Coded) or len(projection.weights) > 1:
+        return []
+    found = [each for each in graph.children() if isinstance(each, Lookup)]
+    return [each for each in found if each.weight is projection.weights[0]]

@@ -186,7 +186,16 @@ class _Lowering:
         panels, bias, n = projection.panels, projection.bias, projection.num_outputs
         out = self._new(n)
         self.operations.append(
-            Operation(PRODUCT, out, source.part, weight=panels, bias=bias, n=n, k=source.shape[0])
+            Operation(
+                PRODUCT,
+                out,
+                source.part,
+                weight=panels,
+                bias=bias,
+                n=n,
+                k=source.shape[0],
+                format=projection.number,
+            )
         )
         return _Value(out, (n,))
 

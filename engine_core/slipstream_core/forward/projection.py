@@ -21,11 +21,14 @@ from torch.fx import GraphModule
 
 from slipstream_core.kernels.cpu.kernels import Kernels
 from slipstream_core.sharding.collectives import gather_over_ranks, sum_over_ranks
+from slipstream_core.weights.coded_matrix import CodedMatrix
+from slipstream_core.weights.coded_parameter import CodedParameter, product
 
 logger = logging.getLogger(__name__)
 
 _linear = torch.nn.functional.linear
 _TRIAL_ROWS = 3
+_TRIAL_OUTPUTS = 64  # of a coded matrix
 _TOLERANCE = 1e-4  # relative to the largest result: the order of sums differs
 
 
@@ -97,21 +100,105 @@ class Dense(Projection):
         return Packed(kernels, panels, None if bias is None else bias.contiguous(), len(weight))
 
 
-class Packed(Projection):
-    """A matrix in the panels of products.c, float32; a row's sum does not depend on other rows."""
+class Coded(Projection):
+    """Codes of a matrix, which stay codes; of one, or of several side by side."""
 
-    panels: torch.Tensor  # as Kernels.pack lays them
+    bias: torch.Tensor | None  # [N], of one matrix alone
+
+    def __init__(self, weights: Sequence[CodedParameter], bias: torch.Tensor | None = None) -> None:
+        named = {f"weight{index}": each for index, each in enumerate(weights)}
+        super().__init__(sum(map(len, weights)), bias=bias, **named)
+        self.weights = tuple(weights)
+
+    @property
+    def matrix(self) -> CodedMatrix:
+        """The whole matrix, until it is given up."""
+        return self.weights[0].matrix.joined([each.matrix for each in self.weights[1:]])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """torch's product with the dequantised matrix."""
+        return product(x, self.matrix, self.bias)
+
+    def packed(self, kernels: Kernels) -> Packed | None:
+        """The codes in panels; in float32 where there are none for their format."""
+        matrix = self.matrix
+        bias = None if self.bias is None else self.bias.contiguous()
+        try:
+            packed = kernels.pack_codes(matrix)
+        except (MemoryError, RuntimeError) as error:  # as in `Dense.packed`
+            said = str(error).partition("\n")[0][:200]
+            logger.warning("a matrix of %d x %d stays as it is: %s", *matrix.shape, said)
+            return None
+        if packed is None:
+            logger.warning("%s has no panels: a matrix becomes float32", matrix.format.name)
+            return Dense(matrix.dequantised(), bias).packed(kernels)
+        panels, number = packed
+        num_outputs, num_inputs = matrix.shape
+        some = torch.arange(0, num_outputs, -(-num_outputs // _TRIAL_OUTPUTS))
+        x = torch.linspace(-1, 1, _TRIAL_ROWS * num_inputs).reshape(1, _TRIAL_ROWS, -1)
+        expected = _linear(x, matrix.rows(some))
+        given = kernels.product(x, panels, None, num_outputs, number)[..., some]
+        if not (expected - given).abs().max() <= _TOLERANCE * expected.abs().max():
+            raise ValueError(f"{matrix.format.name}: a packed product differs")
+        return Packed(kernels, panels, bias, num_outputs, number)
+
+
+class Lookup(nn.Module):
+    """Rows of a coded matrix, by their numbers."""
+
+    def __init__(self, weight: CodedParameter) -> None:
+        super().__init__()
+        self.weight = weight
+        self._packed: tuple[Kernels, torch.Tensor, int] | None = None
+        self.num_inputs = weight.shape[1]
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """The parameter, until it is packed."""
+        yield from () if self._packed else (self.weight,)
+
+    def read_from(self, kernels: Kernels, panels: torch.Tensor, number: int) -> None:
+        """Take rows out of panels of the same matrix, a product's or its own."""
+        self._packed = kernels, panels, number
+
+    def pack(self, kernels: Kernels) -> bool:
+        """Pack a matrix that no product has, unless it lies in 16 bits as it is; True if it was."""
+        if self._packed is not None or self.weight.matrix.format.bits == 16:
+            return False
+        packed = kernels.pack_codes(self.weight.matrix)
+        if packed is not None:
+            self.read_from(kernels, *packed)
+        return packed is not None
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [...]: float32 [..., K]."""
+        if self._packed is None:
+            return self.weight.matrix.rows(ids)
+        kernels, panels, number = self._packed
+        return kernels.coded_rows(panels, number, self.num_inputs, ids)
+
+
+class Packed(Projection):
+    """A matrix in the panels of products.c; a row's sum does not depend on other rows."""
+
+    panels: torch.Tensor  # as Kernels.pack or pack_codes lays them
     bias: torch.Tensor | None  # [N]
 
     def __init__(
-        self, kernels: Kernels, panels: torch.Tensor, bias: torch.Tensor | None, num_outputs: int
+        self,
+        kernels: Kernels,
+        panels: torch.Tensor,
+        bias: torch.Tensor | None,
+        num_outputs: int,
+        number: int = 0,
     ) -> None:
+        """number: of the format that panels of codes have."""
         super().__init__(num_outputs, panels=panels, bias=bias)
         self._kernels = kernels
+        self.number = number
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [1, rows, K]."""
-        return self._kernels.product(x, self.panels, self.bias, self.num_outputs)
+        return self._kernels.product(x, self.panels, self.bias, self.num_outputs, self.number)
 
 
 class SlicedInputs(Projection):
@@ -160,9 +247,14 @@ def project(x: torch.Tensor, projection: Projection) -> torch.Tensor:
     return projection.forward(x)  # without what a call of a module costs
 
 
-def add_projection(graph: GraphModule, projection: Projection) -> Any:
+def look_up(ids: torch.Tensor, lookup: Lookup) -> torch.Tensor:
+    """Rows of a coded matrix, as a recorded forward asks for them."""
+    return lookup.forward(ids)
+
+
+def add_projection(graph: GraphModule, projection: Projection | Lookup) -> Any:
     """Give `projection` to the graph; returns its node, where nodes are inserted."""
-    num = sum(isinstance(each, Projection) for each in graph.children())
+    num = sum(isinstance(each, Projection | Lookup) for each in graph.children())
     graph.add_submodule(f"projection{num}", projection)
     return graph.graph.get_attr(f"projection{num}")
 

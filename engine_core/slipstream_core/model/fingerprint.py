@@ -44,6 +44,8 @@ def fingerprint_of(config: CoreConfig, info: ModelInfo) -> bytes:
         digest.update(msgspec.json.encode(config.engine_args, order="deterministic"))
     if config.hf_overrides:
         digest.update(msgspec.json.encode(config.hf_overrides, order="deterministic"))
+    if config.quantization is not None:
+        digest.update(config.quantization.encode())
     return _with_files(digest, config.model)
 
 

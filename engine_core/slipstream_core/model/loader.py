@@ -12,7 +12,8 @@
   - On a CPU, in the checkpoint's own dtype, the parameters are the mapping itself, so the file must
     not be rewritten in place while it is served (a new file under the old name does no harm).
   - In another dtype each tensor is converted out of the mapping, whose clean pages the kernel
-    reclaims when it needs them.
+    reclaims when it needs them. Matrices of 16 bits stay so where float32 is computed
+    (`coded_model`).
   - On another device the parameters move one by one from the mapping, or, where `accelerate` is
     installed, as they are read (transformers loads directly to a device only with it).
   - Experts are merged a layer at a time.
@@ -28,7 +29,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +53,13 @@ from slipstream_core.attention.latent_attention import cache_latents
 from slipstream_core.load_error import ModelLoadError, NoRoomError, brief
 from slipstream_core.model.attention_check import check_independence
 from slipstream_core.model.checkpoint_files import read_headers
+from slipstream_core.model.coded_model import (
+    dtype_of_matrices,
+    has_more_than_matrices,
+    keep_codes,
+    left_in,
+    names_of_matrices,
+)
 from slipstream_core.model.config_overrides import overridden
 from slipstream_core.model.gguf.folder import weights_file
 from slipstream_core.model.gguf.weights import load_weights
@@ -59,7 +67,12 @@ from slipstream_core.model.host_memory import read_host_memory, refuse_weights, 
 from slipstream_core.model.hub import Source, incomplete, local_folder, locate
 from slipstream_core.model.leftover_tensors import refuse_leftovers
 from slipstream_core.model.local_modules import UnknownStyleError, as_local_modules
-from slipstream_core.model.quantization import dequantise, refuse_misread, widen
+from slipstream_core.model.quantization import (
+    check_quantization,
+    dequantise,
+    refuse_misread,
+    widen,
+)
 from slipstream_core.model.random_weights import is_random, random_config, random_module
 from slipstream_core.model.rope import carried_len, freeze_frequencies
 from slipstream_core.model.sliced_head import slice_head
@@ -93,6 +106,7 @@ from slipstream_core.sharding.sharding_plan import ShardingPlan, plan_for
 from slipstream_core.states.continuation_check import check_continuation
 from slipstream_core.states.mixers import Mixer, install_mixers, read_states
 from slipstream_core.states.state_cache import MixerStates, concerns_states
+from slipstream_core.weights.online import ONLINE
 from slipstream_ipc.damaged_file import DamagedFileError
 from slipstream_ipc.messages import SamplingDefaults
 
@@ -143,6 +157,7 @@ def load_model(
     hf_overrides: Mapping[str, Any] | None = None,
     generation_config: str = "auto",
     override_generation_config: Mapping[str, float] | None = None,
+    quantization: str | None = None,
     rank: Rank | None = None,
 ) -> LoadedModel:
     """Load a local folder or a hub id, or make a model of random weights (`random:NAME`).
@@ -152,6 +167,7 @@ def load_model(
     raise it as far as the model's rope scaling carries. `hf_overrides` replaces parts of its
     configuration. `generation_config` is a folder whose sampling defaults count, auto for the
     model's own, or vllm for none; `override_generation_config` replaces some of them.
+    `quantization` is the checkpoint's own method, or a format of `weights/online.py`.
     `trust_remote_code` allows code from the model's folder to run, with the rights of this process.
     With a `rank`, its slice is loaded; all ranks have to call this, in a process group. Raises
     ModelLoadError.
@@ -191,14 +207,30 @@ def load_model(
         refuse_chunks(name, config, text, limit)
         leave_out_counted_scales(name, config, text, limit)
         refuse_unseen_windows(name, config, text, layers, limit)
-        logger.info("loading %s in %s", name, str(torch_dtype).removeprefix("torch."))
+        codes, online = None, quantization if quantization in ONLINE else None
+        is_wide = target.type == "cpu" and torch_dtype == torch.float32 and rank is None
+        if is_wide and not (is_random(name) or is_quantised or has_states):
+            codes = _sixteen_bits(source, shell)
+        if quantization is not None:
+            why = _not_online(target, torch_dtype, rank, shell, is_coded=is_wide and not has_states)
+            check_quantization(name, config, quantization, is_quantised=is_quantised, why=why)
+        stay = "" if codes is None else f", its matrices in {_said(codes)} as they are"
+        if online is not None:
+            stay = f", its matrices quantised to {online}"
+        logger.info("loading %s in %s%s", name, _said(torch_dtype), stay)
         if target.type == "cuda":
             refuse_larger(name, num_parameters * torch_dtype.itemsize // share, target)
         kept = 0
         if target.type == "cpu":
             kept = num_parameters * torch_dtype.itemsize
             # a rank's slice may be a copy, and each rank finds its memory free
-            if not is_quantised and rank is None:
+            if codes is not None or online is not None:
+                in_matrices = sum(
+                    shell.get_parameter(each).numel() for each in names_of_matrices(shell)
+                )
+                own = 0 if online is None else in_matrices * ONLINE[online].bits // 8
+                kept += own - torch_dtype.itemsize * in_matrices
+            elif not is_quantised and rank is None:
                 kept = _kept_bytes(name, source, config, torch_dtype, num_parameters)
             refuse_weights(name, kept, read_host_memory())
         if is_random(name):
@@ -207,22 +239,29 @@ def load_model(
             module = _unfolded_module(name, source, config, torch_dtype)
             load_weights(name, gguf_file, module, text, torch_dtype, target)
         else:
-            module = _weights(
-                name,
-                source,
-                config,
-                torch_dtype,
-                target,
-                trust_remote_code,
-                plan,
-                rank,
-                is_quantised=is_quantised,
-                towers=towers,
-                shell=shell,
-            )
+            stays = nullcontext() if codes is None else left_in(codes, names_of_matrices(shell))
+            with stays:
+                module = _weights(
+                    name,
+                    source,
+                    config,
+                    torch_dtype,
+                    target,
+                    trust_remote_code,
+                    plan,
+                    rank,
+                    is_quantised=is_quantised,
+                    towers=towers,
+                    shell=shell,
+                )
             remove_towers(module, towers)
             if is_quantised:
                 widen(module, torch_dtype)
+        if codes is not None or online is not None:
+            try:
+                keep_codes(module, names_of_matrices(shell), online)
+            except ValueError as error:
+                raise ModelLoadError(name, f"cannot be quantised: {error}") from error
         try:
             module = module.to(target).eval()  # type: ignore[arg-type]
         except torch.OutOfMemoryError as error:
@@ -339,6 +378,38 @@ def _tell_shares(
             "which costs memory and time",
             name,
         )
+
+
+def _said(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _not_online(
+    target: torch.device,
+    dtype: torch.dtype,
+    rank: Rank | None,
+    shell: PreTrainedModel,
+    *,
+    is_coded: bool,
+) -> str:
+    """The reason why matrices cannot be quantised as they are loaded; empty if they can."""
+    if target.type != "cpu" or dtype != torch.float32:
+        return "matrices are quantised for a CPU that computes in float32 alone"
+    if rank is not None:
+        return "matrices that ranks share are not quantised; set tensor_parallel_size to 1"
+    if not is_coded or has_more_than_matrices(shell):
+        return "experts and recurrent states are not quantised"
+    return ""
+
+
+def _sixteen_bits(source: Source, shell: PreTrainedModel) -> torch.dtype | None:
+    """The type in which the checkpoint's matrices may stay; None if it is not here yet."""
+    folder = local_folder(source)
+    try:
+        headers = None if folder is None else read_headers(folder)
+    except (DamagedFileError, OSError):
+        return None  # which `_check_files` says
+    return None if headers is None else dtype_of_matrices(headers, shell)
 
 
 def _kept_bytes(

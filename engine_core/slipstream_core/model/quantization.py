@@ -15,6 +15,7 @@ What is refused, as it would be dequantised to other numbers:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -24,7 +25,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.checkpoint_files import TensorHeader
+from slipstream_core.model.host_memory import read_host_memory
 from slipstream_core.model.hub import Source, read_json
+from slipstream_core.weights.coded_parameter import coded_parameters, dequantise_parameters
+from slipstream_core.weights.online import ONLINE
+
+logger = logging.getLogger(__name__)
 
 # By method, as checkpoints name it: the package that transformers needs to dequantise it, by its
 # module and its name in registries.
@@ -100,6 +106,32 @@ def dequantise(
     return True
 
 
+def check_quantization(
+    name: str, config: PreTrainedConfig, asked: str, *, is_quantised: bool, why: str
+) -> None:
+    """Raise ModelLoadError unless `asked` is the checkpoint's own method, or a format that matrices
+    of a checkpoint that is not quantised may get.
+
+    why: what stands against the latter, if anything does.
+    """
+    given = _quantization_config(config) or {"quant_method": "gguf"}  # which has none
+    own = str(given.get("quant_method")) if is_quantised else None
+    if asked == own:
+        return
+    if own is not None:
+        raise ModelLoadError(
+            name, f"quantization is {asked!r}, but its weights are quantised by {own!r} already"
+        )
+    if asked not in ONLINE:
+        allowed = ", ".join(ONLINE)
+        raise ModelLoadError(
+            name,
+            f"quantization is {asked!r}, but its weights are not quantised; allowed: {allowed}",
+        )
+    if why:
+        raise ModelLoadError(name, f"quantization is {asked!r}, but {why}")
+
+
 def refuse_misread(
     name: str, config: PreTrainedConfig, headers: Mapping[str, TensorHeader], *, is_quantised: bool
 ) -> None:
@@ -150,6 +182,27 @@ def widen(module: PreTrainedModel, dtype: torch.dtype) -> None:
     for parameter in module.parameters():
         if parameter.dtype != dtype:
             parameter.data = parameter.data.to(dtype)
+
+
+def widen_codes(module: PreTrainedModel) -> bool:
+    """Make float32 of a module's coded matrices, whose forward is not recorded; True if it had any.
+
+    Without memory for them they stay, and each step dequantises them anew.
+    """
+    coded = list(coded_parameters(module))
+    if not coded:
+        return False
+    needed, memory = sum(4 * each.numel() for each in coded), read_host_memory()
+    if memory is not None and needed > memory.available:
+        logger.warning(
+            "matrices stay coded, and every step dequantises them, which is slow: %.2f GiB of "
+            "memory are needed for float32",
+            needed / 2**30,
+        )
+        return False
+    logger.info("coded matrices become float32, as they cannot be packed")
+    dequantise_parameters(module)
+    return True
 
 
 def _quantization_config(config: PreTrainedConfig) -> dict[str, Any] | None:

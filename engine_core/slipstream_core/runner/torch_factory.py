@@ -69,6 +69,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         hf_overrides=config.hf_overrides,
         generation_config=config.generation_config,
         override_generation_config=config.override_generation_config,
+        quantization=config.quantization,
         rank=rank,
     )
 

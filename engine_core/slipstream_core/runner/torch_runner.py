@@ -50,6 +50,7 @@ from slipstream_core.kernels.cpu.cpu_threads import Threads
 from slipstream_core.kernels.cpu.kernels import kernels
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.loader import LoadedModel
+from slipstream_core.model.quantization import widen_codes
 from slipstream_core.runner.cuda_thread import CudaThread
 from slipstream_core.runner.decode_graphs import DecodeGraphs, GraphKind
 from slipstream_core.runner.device_thread import DeviceThread
@@ -245,15 +246,20 @@ class TorchRunner:
             agree: Callable[[bool], bool] = bool
             if self._rank is not None:
                 agree = partial(all_ranks_say, device=self._device)
-            recorded = trace(
-                model.module, self._kernels, model.vocab_size, agree, states=model.states
+            traced = partial(
+                trace, model.module, self._kernels, model.vocab_size, agree, states=model.states
             )
+            recorded = traced()
+            if recorded is None and widen_codes(model.module):
+                recorded = traced()
             self._is_recorded = recorded is not None
             if recorded is None and model.states:
                 self._mixes_by_kernels = kernels_mix(
                     model.module, self._kernels, model.vocab_size, model.states
                 )
-        elif self._triton is not None:
+        elif self._triton is None:
+            widen_codes(model.module)
+        else:
             recorded = trace_for_card(model.module, ForwardOps(), model.vocab_size, self._device)
         return eager(model.module) if recorded is None else recorded
 

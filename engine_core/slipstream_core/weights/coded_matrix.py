@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
+from slipstream_core.weights import mapped_memory
 from slipstream_core.weights.formats import Codes, Format, check_codes, decoded
 
 Rows = slice | NDArray[np.int64]
@@ -27,19 +30,29 @@ class _Piece:
 
     num_outputs: int
     read: Read
+    memory: tuple[NDArray[Any], ...] = ()
 
 
 class CodedMatrix:
     """num_outputs N rows of num_inputs K weights, in one format."""
 
-    def __init__(self, form: Format, num_outputs: int, num_inputs: int, read: Read) -> None:
+    def __init__(
+        self,
+        form: Format,
+        num_outputs: int,
+        num_inputs: int,
+        read: Read,
+        memory: Sequence[NDArray[Any]] = (),
+    ) -> None:
         """read: gives the codes of some rows, of which numbers may come more than once and in any
         order. It must give the same whenever it is called.
+
+        memory: what it reads, where that is the mapping of a file; `release` gives it back.
         """
         self.format = form
         self.num_outputs = num_outputs
         self.num_inputs = num_inputs
-        self._pieces: tuple[_Piece, ...] = (_Piece(num_outputs, read),)
+        self._pieces: tuple[_Piece, ...] = (_Piece(num_outputs, read, tuple(memory)),)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -50,6 +63,13 @@ class CodedMatrix:
     def nbytes(self) -> int:
         """Bytes of its codes and of what groups share, as a file holds them."""
         return self.num_outputs * self.format.row_bytes(self.num_inputs)
+
+    def release(self) -> None:
+        """Give mapped memory back; the matrix would have to be read from its file again."""
+        for piece in self._pieces:
+            for array in piece.memory:
+                first, last = byte_bounds(array)
+                mapped_memory.release(first, last - first)
 
     def dequantised(self) -> torch.Tensor:
         """The matrix in float32. Raises ValueError for numbers that are not finite."""
@@ -115,4 +135,4 @@ def of_tensor(weight: torch.Tensor, form: Format) -> CodedMatrix:
     """A matrix of 16-bit numbers in the memory of `weight` [N, K], bfloat16 or float16."""
     bits = weight.detach().view(torch.uint16).numpy()
     num_outputs, num_inputs = bits.shape
-    return CodedMatrix(form, num_outputs, num_inputs, lambda rows: Codes(bits[rows]))
+    return CodedMatrix(form, num_outputs, num_inputs, lambda rows: Codes(bits[rows]), [bits])

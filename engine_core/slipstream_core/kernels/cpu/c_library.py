@@ -7,9 +7,12 @@ from pathlib import Path
 
 from slipstream_ipc.native.compiler import CLibrary, compiled
 
-_HEADERS = tuple(map(Path(__file__).with_name, ("kernels.h", "team.h", "vectors.h")))
+_HEADERS = tuple(map(Path(__file__).with_name, ("coded.h", "kernels.h", "team.h", "vectors.h")))
 _SOURCES = tuple(
-    map(Path(__file__).with_name, ("kernels.c", "mixing.c", "products.c", "program.c", "team.c"))
+    map(
+        Path(__file__).with_name,
+        ("coded.c", "kernels.c", "mixing.c", "products.c", "program.c", "team.c"),
+    )
 )
 _FLAGS = ("-fno-math-errno", "-ffp-contract=fast", "-pthread")
 

@@ -32,12 +32,13 @@ typedef struct {
 typedef struct {
     const float *x; /* [rows, k], rows x_row floats apart */
     int64_t x_row;
-    const float *packed;
+    const void *packed;
     const float *bias; /* [n] or NULL */
     const float *more; /* [rows, n], rows more_row floats apart, or NULL */
     int64_t more_row;
     float *y; /* [rows, n], rows y_row floats apart; may be `more` */
     int64_t y_row, rows, n, k;
+    int64_t format; /* of `packed`: 0, float32, or as coded.h has it */
 } Product;
 
 /* The rows of a step whose states mixers continue. A row's tokens are one segment or several, behind

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 from slipstream_core.kernels.cpu.c_library import library
+from slipstream_core.kernels.cpu.coded_panels import pack_into, panel_format, table_of
+from slipstream_core.weights.coded_matrix import CodedMatrix
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +140,7 @@ class PackedProduct(ctypes.Structure):
         ("rows", _Int),
         ("n", _Int),
         ("k", _Int),
+        ("format", _Int),
     )
 
 
@@ -181,6 +184,13 @@ class Kernels:
         self._pack = releasing.slipstream_pack
         self._pack.argtypes = (_Pointer, _Int, _Int, _Int, _Int, _Pointer)
         self._pack.restype = None
+        self._pack_codes = releasing.slipstream_pack_codes
+        self._pack_codes.argtypes, self._pack_codes.restype = (_Pointer,), None
+        self._coded_bytes = holding.slipstream_coded_bytes
+        self._coded_bytes.argtypes, self._coded_bytes.restype = (_Int, _Int, _Int), _Int
+        self._coded_rows = holding.slipstream_coded_rows
+        self._coded_rows.argtypes = (_Int, _Pointer, _Int, _Pointer, _Int, _Pointer)
+        self._coded_rows.restype = None
         holding.slipstream_panel.argtypes, holding.slipstream_panel.restype = (), _Int
         self._panel: int = holding.slipstream_panel()
 
@@ -255,12 +265,46 @@ class Kernels:
         self._pack(weight.data_ptr(), *weight.stride(), num_outputs, num_inputs, packed.data_ptr())
         return packed
 
+    def pack_codes(self, matrix: CodedMatrix) -> tuple[torch.Tensor, int] | None:
+        """A matrix in the layout that `product` takes, uint8, and its format's number there; None
+        if there is none for it.
+
+        Raises ValueError for numbers that are not finite.
+        """
+        number = panel_format(matrix.format)
+        if number is None:
+            return None
+        size = self._coded_bytes(number, *matrix.shape)
+        room = torch.zeros(size + 4 * _LINE, dtype=torch.uint8)
+        packed = room[-room.data_ptr() % (4 * _LINE) :][:size]
+        if (table := table_of(matrix.format)) is not None:
+            packed[: 4 * _LINE].view(torch.float32).copy_(torch.tensor(table))
+        pack_into(packed.data_ptr(), number, matrix, self._pack_codes)
+        return packed, number
+
+    def coded_rows(
+        self, packed: torch.Tensor, number: int, num_inputs: int, ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Rows `ids` [...] of what `pack_codes` has packed: float32 [..., k]; ids are its rows'."""
+        ids = dense(ids)
+        rows = torch.empty(*ids.shape, num_inputs)
+        self._coded_rows(
+            number, packed.data_ptr(), num_inputs, ids.data_ptr(), ids.numel(), rows.data_ptr()
+        )
+        return rows
+
     def product(
-        self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int
+        self,
+        x: torch.Tensor,
+        packed: torch.Tensor,
+        bias: torch.Tensor | None,
+        num_outputs: int,
+        number: int = 0,
     ) -> torch.Tensor:
         """x [1, rows, k] times the transposed packed weight, plus bias [n]: [1, rows, n].
 
-        A row's result does not depend on the other rows.
+        number: of its format. A row's result does not depend on the other rows, and is that of the
+        dequantised matrix to the bit.
         """
         x = dense_rows(x)
         _, rows, num_inputs = x.shape
@@ -275,6 +319,7 @@ class Kernels:
             rows=rows,
             n=num_outputs,
             k=num_inputs,
+            format=number,
         )
         is_large = rows * num_outputs * num_inputs > _LARGE
         self._product[is_large](ctypes.addressof(call))

@@ -8,12 +8,14 @@
  *
  * - Each output is a single sum in the order of k, independent of other rows and of the number of
  *   threads: a row's result does not depend on its batch.
+ * - A matrix of another format than float32 (coded.h) is decoded in registers for a few rows, and to
+ *   L1 for more, in front of the same sums: results are those of the decoded matrix, to the bit.
  */
 
-#include "kernels.h"
-#include "vectors.h"
+#include "coded.h"
 
-#define PANEL (2 * W)
+#include "kernels.h"
+
 #if W == 16
 #define ROWS 12 /* 24 of 32 registers hold sums */
 #elif W == 8
@@ -93,6 +95,40 @@ static inline __attribute__((always_inline)) void tile(const int M, const int P,
         for (int p = 0; p < 2 * P; p++) *(vec *)(sums + m * row + p * W) = c[m][p];
 }
 
+/* As `tile`, for one row and P panels of format f that are `size` bytes apart. `depth` is whole
+ * subs. */
+CODED void coded_tile(const int64_t f, const int P, const void *packed, const float *x,
+                      const uint8_t *w, int64_t size, int64_t depth, float *sums) {
+    const Table table = table_of(KIND(f), packed);
+    const uint8_t *head = w;
+    vec c[8]; /* of constant size, as these are: an array of another is in memory */
+#pragma GCC unroll 8
+    for (int p = 0; p < 2 * P; p++) c[p] = *(vec *)(sums + p * W);
+    for (int64_t k = 0; k < depth; k += SUB, w += sub_bytes(f)) {
+        if ((k & (BLOCK_OF(f) - 1)) == 0) head = w, w += head_bytes(f);
+        const uint8_t *codes = w + factor_bytes(f);
+        Shared s[8];
+        for (int64_t o = 0; o < SUB; o += 8) {
+            Octet words[8];
+            if (o == 0 || (groups_of_sub(f) == 2 && o == 16))
+#pragma GCC unroll 8
+                for (int p = 0; p < 2 * P; p++)
+                    s[p] = shared(f, head + p / 2 * size, w + p / 2 * size, o / 16, p % 2);
+#pragma GCC unroll 8
+            for (int p = 0; p < 2 * P; p++)
+                words[p] = octet(KIND(f), codes + p / 2 * size, o, p % 2);
+#pragma GCC unroll 8
+            for (int64_t j = 0; j < 8; j++)
+#pragma GCC unroll 8
+                for (int p = 0; p < 2 * P; p++)
+                    c[p] += x[k + o + j] * weights(f, codes + p / 2 * size, o + j, p % 2, s + p,
+                                                   words + p, &table);
+        }
+    }
+#pragma GCC unroll 8
+    for (int p = 0; p < 2 * P; p++) *(vec *)(sums + p * W) = c[p];
+}
+
 static void tile_of(int rows, const float *x, int64_t x_row, const float *w, int64_t depth,
                     float *sums) {
 #define CASE(M) \
@@ -132,11 +168,43 @@ static void end(const Product *p, int64_t panel, int64_t count, int64_t first, i
     }
 }
 
+/* many_rows for codes: each part of a panel is decoded, and the next is prefetched meanwhile. */
+static void many_coded_rows(const Product *p, int64_t panel, int64_t first, int64_t rows) {
+    float sums[BLOCK * PANEL] __attribute__((aligned(64)));
+    float decoded[DEPTH * PANEL] __attribute__((aligned(64)));
+    int64_t f = p->format, size = coded_bytes(f, p->k);
+    const uint8_t *w = first_panel(f, p->packed) + panel * size;
+    const uint8_t *behind = w + ((p->n + PANEL - 1) / PANEL - panel) * size;
+    begin(p, panel, 1, rows, sums);
+    for (int64_t j = 0; j < p->k; j += DEPTH) {
+        int64_t depth = p->k - j < DEPTH ? p->k - j : DEPTH;
+        int64_t part = coded_bytes(f, depth), share = (part * ROWS / rows + 63) / 64 * 64;
+        const uint8_t *ahead = w + part;
+        slipstream_decode(f, p->packed, w, depth, decoded);
+        if (share > part) share = part;
+        for (int64_t m = 0; m < rows; m += ROWS) {
+            for (int64_t i = 0; i < share && ahead + i < behind; i += 64)
+                __builtin_prefetch(ahead + i, 0, 2);
+            ahead += share;
+            int count = (int)(rows - m < ROWS ? rows - m : ROWS);
+            tile_of(count, p->x + (first + m) * p->x_row + j, p->x_row, decoded, depth,
+                    sums + m * PANEL);
+        }
+        w += part;
+    }
+    end(p, panel, 1, first, rows, sums);
+}
+
 /* Rows [first, first + rows), at most BLOCK of them, and one panel. */
 static void many_rows(const Product *p, int64_t panel, int64_t first, int64_t rows) {
+    if (p->format) {
+        many_coded_rows(p, panel, first, rows);
+        return;
+    }
     float sums[BLOCK * PANEL] __attribute__((aligned(64)));
     int64_t panels = (p->n + PANEL - 1) / PANEL;
-    const float *w = p->packed + panel * p->k * PANEL, *behind = p->packed + panels * p->k * PANEL;
+    const float *packed = p->packed, *w = packed + panel * p->k * PANEL;
+    const float *behind = packed + panels * p->k * PANEL;
     begin(p, panel, 1, rows, sums);
     for (int64_t j = 0; j < p->k; j += DEPTH) {
         int64_t depth = p->k - j < DEPTH ? p->k - j : DEPTH;
@@ -156,10 +224,53 @@ static void many_rows(const Product *p, int64_t panel, int64_t first, int64_t ro
     end(p, panel, 1, first, rows, sums);
 }
 
+/* Panels of codes at once for one row: those of scales need registers for these. */
+CODED int panels_at_once(const int64_t f) { return KIND(f) > CODE_F16 ? 2 : 4; }
+
+CODED void coded_row_of(const int64_t f, const Product *p, const uint8_t *w, int64_t size,
+                        float *sums) {
+    coded_tile(f, panels_at_once(f), p->packed, p->x, w, size, p->k / SUB * SUB, sums);
+}
+
+/* One row and `panels_at_once`. */
+static void coded_row(const Product *p, int64_t panel) {
+    float sums[4 * PANEL] __attribute__((aligned(64)));
+    float rest[DEPTH * PANEL] __attribute__((aligned(64)));
+    const int64_t f = p->format, size = coded_bytes(f, p->k);
+    const int64_t whole = p->k / SUB * SUB, start = whole / DEPTH * DEPTH; /* of a block */
+    const int count = panels_at_once(f);
+    const uint8_t *w = first_panel(f, p->packed) + panel * size;
+    begin(p, panel, count, 1, sums);
+#define USUAL(F) \
+    if (f == (F)) \
+        coded_row_of(F, p, w, size, sums); \
+    else
+    USUAL_FORMATS switch (KIND(f)) {
+        /* the kind is a constant in each case, as it is looked at for each weight */
+#define OF_KIND(K) \
+    case K: coded_row_of((f & ~(int64_t)15) | K, p, w, size, sums); break;
+        OF_KIND(CODE_F16) OF_KIND(CODE_I8) OF_KIND(CODE_E4M3) OF_KIND(CODE_E5M2) OF_KIND(CODE_I4)
+        OF_KIND(CODE_I5) OF_KIND(CODE_I6) OF_KIND(CODE_TABLE)
+    }
+    for (int i = 0; i < count && whole < p->k; i++) {
+        slipstream_decode(f, p->packed, w + i * size + coded_bytes(f, start), p->k - start, rest);
+        tile(1, 1, 0, p->x + whole, 0, rest + (whole - start) * PANEL, 0, p->k - whole,
+             sums + i * PANEL);
+    }
+    end(p, panel, count, 0, 1, sums);
+}
+
 /* Up to FEW rows and `count` panels, so many that enough independent sums are computed at once. */
 static void few_rows(const Product *p, int64_t panel, int64_t count) {
     float sums[4 * FEW * PANEL] __attribute__((aligned(64)));
-    const float *w = p->packed + panel * p->k * PANEL;
+    if (p->format) {
+        if (count > 1)
+            coded_row(p, panel);
+        else
+            many_coded_rows(p, panel, 0, p->rows);
+        return;
+    }
+    const float *w = (const float *)p->packed + panel * p->k * PANEL;
     int64_t apart = p->k * PANEL;
     begin(p, panel, count, p->rows, sums);
     switch (p->rows * 8 + count) {
@@ -182,6 +293,7 @@ static Cut cut(const Product *p) {
     int64_t blocks = 1;
     if (p->rows <= FEW) {
         c.at_once = p->rows == 1 ? 4 : p->rows == 4 ? 1 : 2;
+        if (p->format) c.at_once = p->rows == 1 ? panels_at_once(p->format) : 1;
         c.whole = c.panels / c.at_once;
         c.items = c.whole + c.panels % c.at_once;
     } else {
@@ -190,7 +302,8 @@ static Cut cut(const Product *p) {
         c.items = blocks * c.panels;
     }
     int64_t sums = c.at_once * PANEL * p->k, computed = c.each * sums / PER_NS;
-    int64_t read = sums * (int64_t)sizeof(float) / BYTES_PER_NS;
+    int64_t bytes = p->format ? coded_bytes(p->format, p->k) : PANEL * p->k * (int64_t)sizeof(float);
+    int64_t read = c.at_once * bytes / BYTES_PER_NS;
     c.chunk = CHUNK_NS / (1 + (computed > read ? computed : read)) + 1;
     return c;
 }

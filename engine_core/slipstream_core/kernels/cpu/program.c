@@ -49,6 +49,7 @@ typedef struct {
     int64_t heads, kv_heads, key_dim, value_dim; /* heads: norm, rotate, copy, attend, recur */
     int64_t layer, window; /* layer: of the cache; convolve, recur: number of the state */
     int64_t step, flags;   /* step: floats from one of a's heads to the next: norm, copy */
+    int64_t format;        /* product: of its weight */
     float number, softcap; /* norm: epsilon; attend, recur: scale; softcap of recur: epsilon */
 } Operation;
 
@@ -72,7 +73,7 @@ typedef struct {
 
 static Product product_of(const Run *r, const Operation *o) {
     return (Product){AT(a), ROW(a), o->weight, o->bias, o->c.buffer < 0 ? 0 : AT(c), ROW(c),
-                     AT(out), ROW(out), r->rows, o->n, o->k};
+                     AT(out), ROW(out), r->rows, o->n, o->k, o->format};
 }
 
 static Decode decode_of(const Run *r, const Operation *o) {
