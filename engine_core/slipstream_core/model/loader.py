@@ -62,6 +62,7 @@ from slipstream_core.model.coded_model import (
 )
 from slipstream_core.model.config_overrides import overridden
 from slipstream_core.model.gguf.folder import weights_file
+from slipstream_core.model.gguf.reader import part_files
 from slipstream_core.model.gguf.weights import load_weights
 from slipstream_core.model.host_memory import read_host_memory, refuse_weights, unmapped_bytes
 from slipstream_core.model.hub import Source, incomplete, local_folder, locate
@@ -211,7 +212,14 @@ def load_model(
         is_wide = target.type == "cpu" and torch_dtype == torch.float32 and rank is None
         if is_wide and not (is_random(name) or is_quantised or has_states):
             codes = _sixteen_bits(source, shell)
-        if quantization is not None:
+        kept_codes: list[str] = []
+        if gguf_file is not None and is_wide and not has_more_than_matrices(shell):
+            kept_codes = names_of_matrices(shell)
+        if gguf_file is not None and quantization not in (None, "gguf"):
+            raise ModelLoadError(
+                name, f"quantization is {quantization!r}, but a GGUF file has types of its own"
+            )
+        if quantization is not None and gguf_file is None:
             why = _not_online(target, torch_dtype, rank, shell, is_coded=is_wide and not has_states)
             check_quantization(name, config, quantization, is_quantised=is_quantised, why=why)
         stay = "" if codes is None else f", its matrices in {_said(codes)} as they are"
@@ -224,7 +232,12 @@ def load_model(
         if target.type == "cpu":
             kept = num_parameters * torch_dtype.itemsize
             # a rank's slice may be a copy, and each rank finds its memory free
-            if codes is not None or online is not None:
+            if kept_codes:
+                in_matrices = sum(shell.get_parameter(each).numel() for each in kept_codes)
+                assert gguf_file is not None
+                in_files = sum(each.stat().st_size for each in part_files(gguf_file))
+                kept += in_files - torch_dtype.itemsize * in_matrices
+            elif codes is not None or online is not None:
                 in_matrices = sum(
                     shell.get_parameter(each).numel() for each in names_of_matrices(shell)
                 )
@@ -237,7 +250,7 @@ def load_model(
             module = random_module(config, torch_dtype, target, attn_implementation=ATTENTION_NAME)
         elif gguf_file is not None:
             module = _unfolded_module(name, source, config, torch_dtype)
-            load_weights(name, gguf_file, module, text, torch_dtype, target)
+            load_weights(name, gguf_file, module, text, torch_dtype, target, kept_codes)
         else:
             stays = nullcontext() if codes is None else left_in(codes, names_of_matrices(shell))
             with stays:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.gguf.blocks import Order, coded_matrix, is_coded
 from slipstream_core.model.gguf.names import Parameter, UnknownTensorError, parameters_of
 from slipstream_core.model.gguf.reader import GGUFError, GGUFModel, Tensor, read_gguf
+from slipstream_core.weights.coded_parameter import CodedParameter
 
 
 def load_weights(
@@ -21,8 +23,10 @@ def load_weights(
     config: PreTrainedConfig,
     dtype: torch.dtype,
     device: torch.device,
+    coded: Collection[str] = (),
 ) -> None:
-    """Give `module` the file's weights, dequantised, as `dtype` on `device`. Raises ModelLoadError.
+    """Give `module` the file's weights as `dtype` on `device`, dequantised but for those parameters
+    that are named in `coded`, which keep the file's codes. Raises ModelLoadError.
 
     name: of the model, for errors. Peak memory beyond the weights is one of them in float32.
     """
@@ -38,15 +42,22 @@ def load_weights(
                 raise GGUFError(
                     file, f"has tensor {parameter.tensors[0]!r}, which its configuration has not"
                 )
-            value = _value(model, parameter, config)
-            if value.shape != target.shape:
+            first = model.tensors[parameter.tensors[0]]
+            weight: torch.nn.Parameter
+            if parameter.name in coded and is_coded(first):
+                weight = CodedParameter(coded_matrix(first, _order(first, parameter, config)))
+            else:
+                value = _value(model, parameter, config).contiguous().to(dtype).to(device)
+                weight = torch.nn.Parameter(value, requires_grad=False)
+            if weight.shape != target.shape:
                 raise GGUFError(
                     file,
-                    f"has tensor {parameter.tensors[0]!r} for {parameter.name} of the shape "
-                    f"{tuple(value.shape)}, and its configuration tells of {tuple(target.shape)}",
+                    f"has tensor {first.name!r} for {parameter.name} of the shape "
+                    f"{tuple(weight.shape)}, and its configuration tells of {tuple(target.shape)}",
                 )
-            weight = value.contiguous().to(dtype)
-            filled.add(id(_put(module, parameter.name, weight.to(device))))
+            parent, _, last = parameter.name.rpartition(".")
+            setattr(module.get_submodule(parent), last, weight)
+            filled.add(id(weight))
     except (GGUFError, UnknownTensorError, OSError) as error:
         said = f"{file.name} has {error}" if isinstance(error, UnknownTensorError) else str(error)
         raise ModelLoadError(name, said) from error
@@ -56,22 +67,11 @@ def load_weights(
         raise ModelLoadError(name, f"{file.name} lacks {len(left)} weights, {left[0]} among them")
 
 
-def _put(module: PreTrainedModel, name: str, weight: torch.Tensor) -> torch.nn.Parameter:
-    parent, _, last = name.rpartition(".")
-    parameter = torch.nn.Parameter(weight, requires_grad=False)
-    setattr(module.get_submodule(parent), last, parameter)
-    return parameter
-
-
 def _value(model: GGUFModel, parameter: Parameter, config: PreTrainedConfig) -> torch.Tensor:
     """The parameter's values in transformers' order, in float32."""
     layout = parameter.layout
-    order = None
-    if layout == "halves":
-        is_query = ".q_proj." in parameter.name
-        heads = config.num_attention_heads if is_query else config.num_key_value_heads
-        order = rows_of_halves(model.tensors[parameter.tensors[0]].shape[0], heads)
-    parts = [_read(model.tensors[each], order) for each in parameter.tensors]
+    tensors = [model.tensors[each] for each in parameter.tensors]
+    parts = [_read(each, _order(each, parameter, config)) for each in tensors]
     first = parts[0]
     if layout == "plus_one":
         return first - 1
@@ -83,10 +83,15 @@ def _value(model: GGUFModel, parameter: Parameter, config: PreTrainedConfig) -> 
     return first if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def rows_of_halves(num_rows: int, heads: int) -> Order:
-    """The file's rows in transformers' order: of each head the first of all pairs, then the
-    second.
+def _order(tensor: Tensor, parameter: Parameter, config: PreTrainedConfig) -> Order | None:
+    """The file's rows in transformers' order where it is another: of each head the first of all
+    rotated pairs, then the second.
     """
+    if parameter.layout != "halves":
+        return None
+    is_query = ".q_proj." in parameter.name
+    heads = config.num_attention_heads if is_query else config.num_key_value_heads
+    num_rows = tensor.shape[0]
     return np.arange(num_rows).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
 
 
