@@ -215,7 +215,7 @@ def load_model(
         kept_codes: list[str] = []
         if gguf_file is not None and is_wide and not has_more_than_matrices(shell):
             kept_codes = names_of_matrices(shell)
-        if gguf_file is not None and quantization not in (None, "gguf"):
+        if gguf_file is not None and quantization is not None:
             raise ModelLoadError(
                 name, f"quantization is {quantization!r}, but a GGUF file has types of its own"
             )

@@ -22,6 +22,13 @@ from slipstream_core.weights.formats import Codes, Format
 Bytes = npt.NDArray[np.uint8]
 Order = npt.NDArray[np.int64]
 
+_AT_ONCE_BYTES = 1 << 24
+_EXPONENT, _E8M0_NAN = np.uint8(0x7C), np.uint8(0xFF)  # of a half's high byte; of MXFP4's scales
+_SCALES = {  # where halves begin in a block
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q6_K": (208,),
+}
 _SIX, _FOUR, _TOP = np.uint8(0x3F), np.uint8(0x0F), np.uint8(0x30)  # masks of K-quants' factors
 
 
@@ -43,6 +50,25 @@ def coded_matrix(tensor: Tensor, order: Order | None = None) -> CodedMatrix:
         return way(np.ascontiguousarray(some).reshape(len(some), -1, tensor.type.block_bytes))
 
     return CodedMatrix(form, prod(tensor.shape[:-1]), tensor.shape[-1], read)
+
+
+def has_finite_scales(tensor: Tensor) -> bool:
+    """True unless a block has a scale or an offset that is infinite or no number.
+
+    One byte of each is looked at, so it costs little more than reading the file.
+    """
+    mapped, size = tensor.read(), tensor.type.block_bytes
+    step = max(1, _AT_ONCE_BYTES // max(1, mapped.shape[1]))
+    for first in range(0, len(mapped), step):
+        blocks = mapped[first : first + step].reshape(-1, size)
+        if tensor.type.name == "MXFP4":
+            if (blocks[:, 0] == _E8M0_NAN).any():
+                return False
+            continue
+        for at in _SCALES.get(tensor.type.name, ()):
+            if (blocks[:, at + 1] & _EXPONENT == _EXPONENT).any():
+                return False
+    return True
 
 
 # Each takes [n, blocks, bytes of a block].

@@ -10,7 +10,12 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from slipstream_core.load_error import ModelLoadError
-from slipstream_core.model.gguf.blocks import Order, coded_matrix, is_coded
+from slipstream_core.model.gguf.blocks import (
+    Order,
+    coded_matrix,
+    has_finite_scales,
+    is_coded,
+)
 from slipstream_core.model.gguf.names import Parameter, UnknownTensorError, parameters_of
 from slipstream_core.model.gguf.reader import GGUFError, GGUFModel, Tensor, read_gguf
 from slipstream_core.weights.coded_parameter import CodedParameter
@@ -45,6 +50,9 @@ def load_weights(
             first = model.tensors[parameter.tensors[0]]
             weight: torch.nn.Parameter
             if parameter.name in coded and is_coded(first):
+                if not has_finite_scales(first):
+                    problem = f"has in tensor {first.name!r} a scale that is not finite"
+                    raise GGUFError(file, problem)
                 weight = CodedParameter(coded_matrix(first, _order(first, parameter, config)))
             else:
                 value = _value(model, parameter, config).contiguous().to(dtype).to(device)

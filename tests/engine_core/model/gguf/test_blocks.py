@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.helpers.gguf_models import K_QUANTS, TYPES
 
-from slipstream_core.model.gguf.blocks import coded_matrix, is_coded
+from slipstream_core.model.gguf.blocks import coded_matrix, has_finite_scales, is_coded
 from slipstream_core.model.gguf.reader import Tensor, read_gguf
 from slipstream_core.model.gguf.tensor_types import SERVED
 
@@ -69,6 +69,20 @@ def test_codes_mean_what_the_package_says(kind: str, tmp_path: Path) -> None:
     assert np.array_equal(matrix.rows(ids).numpy(), expected[ids])
     if kind not in K_QUANTS:  # whose factors take a byte here and 6 bits there
         assert matrix.nbytes == tensor.nbytes
+
+
+@pytest.mark.parametrize("kind", [*SCALES, "Q8_0", "IQ4_NL", "MXFP4"])
+def test_a_scale_that_is_no_number_is_seen(kind: str, tmp_path: Path) -> None:
+    tensor, _ = random_tensor(tmp_path / "x.gguf", kind)
+    assert has_finite_scales(tensor)
+    content = bytearray(tensor.file.read_bytes())
+    for at in SCALES.get(kind, (0,)):
+        start = tensor.start + tensor.nbytes - tensor.type.block_bytes + at
+        for bad in ("inf", "-inf", "nan"):
+            wrong = bytearray(content)
+            wrong[start : start + 2] = b"\xff\0" if kind == "MXFP4" else np.float16(bad).tobytes()
+            tensor.file.write_bytes(wrong)
+            assert not has_finite_scales(tensor)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q6_K"])

@@ -163,7 +163,7 @@ def test_numbers_that_are_none_are_refused_when_weights_are_read(tmp_path: Path)
     content[tensor.start : tensor.start + 2] = np.float16("inf").tobytes()
     file.write_bytes(content)
     folder = unfold(file, cache=tmp_path / "cache")
-    with pytest.raises(ModelLoadError, match=r"tensor 'blk.1.ffn_up.weight': .* finite"):
+    with pytest.raises(ModelLoadError, match=r"tensor 'blk.1.ffn_up.weight' a scale .* finite"):
         load_model(str(folder), device="cpu")
 
 
@@ -201,3 +201,9 @@ def test_names_are_those_of_the_package(tmp_path: Path) -> None:
             base, _, suffix = parameter.name.rpartition(".")
             if ".experts." not in parameter.name and suffix in ("weight", "bias"):
                 assert (f"{theirs.get_name(base)}.{suffix}",) == parameter.tensors
+
+
+def test_a_file_has_types_of_its_own(tmp_path: Path) -> None:
+    folder = unfold(written(tmp_path), cache=tmp_path / "cache")
+    with pytest.raises(ModelLoadError, match="quantization is 'q8_0', but a GGUF file has types"):
+        load_model(str(folder), device="cpu", quantization="q8_0")
