@@ -206,7 +206,7 @@ _QUANTISED = (
     "dequantised when it is loaded, others are not supported"
 )
 _LORA = "LoRA is not supported yet"
-_SPECULATIVE = "speculative decoding is not supported yet"
+_SPECULATIVE = "--speculative-config says how tokens are drafted: ngram is supported"
 _POOLING = "only text is generated"
 _CODE = "no code of users runs in the server"
 _ROPE = "--hf-overrides says how positions are scaled"
@@ -288,7 +288,6 @@ ONLY: dict[str, Only] = {
     "spec_method": Only(_SPECULATIVE),
     "spec_model": Only(_SPECULATIVE),
     "spec_tokens": Only(_SPECULATIVE, (0,)),
-    "speculative_config": Only(_SPECULATIVE),
     "sse_keep_alive_interval": Only(_PLANNED),
     "ssl_ca_certs": Only("clients show keys, not certificates"),
     "ssl_cert_reqs": Only("clients show keys, not certificates"),

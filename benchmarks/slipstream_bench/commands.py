@@ -64,6 +64,10 @@ BENCHMARKS = {
         "a model with recurrent states beside a dense one and transformers",
         "slipstream_lab.models.hybrid",
     ),
+    "speculation": (
+        "drafts from a request's own text: steps, speed, cost where nothing repeats",
+        "slipstream_lab.speculation",
+    ),
     "gc": ("cost of a step's ids to the garbage collector", "slipstream_lab.gc_pauses"),
 }
 # names that are no longer benchmarks, answered in 0.1; what to say of each

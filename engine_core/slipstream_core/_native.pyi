@@ -16,6 +16,36 @@ from slipstream_ipc.transport.link import Link
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+class NgramIndex:
+    """By row, what followed its last tokens when they occurred before: the longest of `least` to
+    `most` tokens, and of equal ones the latest. Raises ValueError if not 1 <= least <= most <= 32.
+    """
+
+    def __init__(self, least: int, most: int) -> None: ...
+    def open(self, row: int) -> None:
+        """Begin a row's history; one that it had is forgotten."""
+
+    def close(self, row: int) -> None:
+        """Forget a row's history, if it has one."""
+
+    def append(
+        self, rows: Int64s, counts: Int64s, ids: npt.NDArray[np.uint32], is_sampled: bool
+    ) -> None:
+        """Take in `counts` ids of each row; rows that are not open are left out. is_sampled: a row
+        whose token was foreseen scores by whether it is right.
+        """
+
+    def scores(self, rows: Int64s, out: npt.NDArray[np.float64]) -> int:
+        """Write each row's share of right ones among the tokens foreseen of late, 0 where the next
+        one is not; how many are.
+        """
+
+    def draft(self, rows: Int64s, counts: Int64s, out: Int64s) -> None:
+        """Write the next `counts` tokens of each row as they are foreseen, row by row.
+
+        Raises ValueError where a row with a count has none, and where `out` has another length.
+        """
+
 class ReportReader:
     """Reads the reports of one attach; see `slipstream_core.workers.report_reader`."""
 

@@ -7,6 +7,7 @@ protocols `Scheduling` and `TurnRunner`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import Any
 import zmq
 
 from slipstream_core.config import CoreConfig
+from slipstream_core.drafting.ngram_drafter import NgramDrafter
+from slipstream_core.drafting.step_costs import StepCosts
 from slipstream_core.engine import Engine
 from slipstream_core.engine_counters import EngineCounters
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
@@ -47,6 +50,8 @@ from slipstream_ipc.transport.codec import core_codec
 from slipstream_ipc.transport.link import WINDOW
 from slipstream_ipc.transport.router import Router
 from slipstream_ipc.transport.sockets import ServerSockets, listen
+
+logger = logging.getLogger(__name__)
 
 # A request that was accepted once may exceed `max_waiting`, but not without bound: the limit is
 # this many times what previous cores can have held.
@@ -268,6 +273,7 @@ def _scheduler(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=info.max_model_len,
         logprob_budget=logprob_budget,
+        drafter=drafter_of(config, info),
     )
 
 
@@ -279,6 +285,27 @@ def _objection_of(config: CoreConfig, runner: TurnRunner[Any]) -> Callable[[Admi
         assert isinstance(runner, VllmRunner)
         return runner.objections
     return lambda _admit: None
+
+
+def drafter_of(config: CoreConfig, info: ModelInfo) -> NgramDrafter | None:
+    """The drafter that is configured; None without one, and where the model's runner takes none."""
+    given = config.speculative_config
+    if given is None:
+        return None
+    if not info.takes_drafts:
+        logger.warning(
+            "speculative_config has no effect: tokens of %s are not drafted. Drafts are verified "
+            "where a row's numbers do not depend on the rows beside it: float32 models on a CPU, "
+            "in one process, whose layers have only attention and matrices that kernels here know",
+            info.name,
+        )
+        return None
+    return NgramDrafter(
+        num_speculative_tokens=given.num_speculative_tokens,
+        prompt_lookup_min=given.prompt_lookup_min,
+        prompt_lookup_max=given.prompt_lookup_max,
+        costs=StepCosts(info.decode_s),
+    )
 
 
 def _max_waiting_tokens(config: CoreConfig, max_model_len: int) -> int:

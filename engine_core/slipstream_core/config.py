@@ -28,6 +28,25 @@ class NodesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     silent_s: Annotated[float, Meta(gt=0)] = 10.0
 
 
+class SpeculativeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The drafter, and its bounds: `ngram` drafts from a request's own text.
+
+    `num_speculative_tokens` is the most drafts of a row in a step. What followed when a row's last
+    `prompt_lookup_max` tokens occurred before is drafted, or those of fewer, down to
+    `prompt_lookup_min`.
+    """
+
+    method: Literal["ngram"]
+    num_speculative_tokens: Annotated[int, Meta(ge=1, le=16)]
+    prompt_lookup_min: Annotated[int, Meta(ge=1, le=32)]
+    prompt_lookup_max: Annotated[int, Meta(ge=1, le=32)]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError, which msgspec's decoders turn into a ValidationError."""
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError("prompt_lookup_min is more than prompt_lookup_max")
+
+
 class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one engine core; unknown names and values out of range are refused.
 
@@ -69,6 +88,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `hf_overrides` replaces parts of the model's config.json. `generation_config` is the folder that
     has the sampling defaults in its generation_config.json, auto for the model's, or vllm for none;
     `override_generation_config` replaces some of them.
+    `speculative_config` has tokens drafted, where the model's rows can be verified; None: none are.
     `trust_remote_code` lets code beside the weights run in this process.
     `tensor_parallel_size` is the number of ranks that compute the model together: this process and
     others that it starts; `threads` and `kv_cache_gib` are then of each rank and of all together.
@@ -105,6 +125,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quantization: str | None = None
     generation_config: str = "auto"
     override_generation_config: dict[str, float] = {}
+    speculative_config: SpeculativeConfig | None = None
     trace: str | None = None
     runtime_dir: str | None = None
     died_within: bool = False

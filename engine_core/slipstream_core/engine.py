@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Container
 from typing import Generic
 
+import numpy as np
 import zmq
 
 from slipstream_core.engine_counters import EngineCounters
@@ -219,12 +220,16 @@ class Engine(Generic[TurnT]):
         elif result.logprobs is not None:
             self._logprobs.append(sampled.rows, result.logprobs, sampled.index)
         if result.wide:
-            assert result.counts is None, "rows with very many log-probabilities get one token each"
-            row_at = dict(zip(sampled.index.tolist(), sampled.rows.tolist(), strict=True))
+            rows = sampled.rows.array
+            if sampled.counts is not None:
+                rows = np.repeat(rows, sampled.counts)
+            row_at = dict(zip(sampled.index.tolist(), rows.tolist(), strict=True))
             for at, piece in result.wide:
                 if at in row_at:
                     self._logprobs.append_wide(row_at[at], piece)
         self._counters.step(took, plan.num_tokens, len(result.token_ids), len(sampled.token_ids))
+        if result.draft_lens is not None and result.counts is not None:
+            self._counters.drafts(result.draft_lens, result.counts - 1)
         if not self._in_flight and self._scheduler.has_work:
             self._counters.device_idle(time.monotonic())
         self._manager.mark_dirty(sampled.rows)

@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from slipstream_core.scheduler.scheduling import Scheduling
 from slipstream_ipc.telemetry.histogram import BriefHistogramBuilder, HistogramBuilder
 from slipstream_ipc.telemetry.statistics import (
@@ -21,6 +24,8 @@ from slipstream_ipc.telemetry.statistics import (
     CoreNumbers,
 )
 from slipstream_ipc.telemetry.timeline import RecentSpans
+
+Int64s = npt.NDArray[np.int64]
 
 
 class EngineCounters:
@@ -35,6 +40,9 @@ class EngineCounters:
         self._busy_s = 0.0
         self._idle_s = 0.0
         self._idle_since: float | None = None
+        self._num_drafts = 0  # rows of steps
+        self._num_draft_tokens = 0
+        self._accepted: Int64s = np.zeros(0, np.int64)  # by place behind the known token
         self._step_s = HistogramBuilder()
         self._queue_s = HistogramBuilder()
         self._prefill_s = BriefHistogramBuilder()
@@ -91,6 +99,15 @@ class EngineCounters:
         self._num_sampled_tokens += num_taken
         self._num_overrun_tokens += num_sampled - num_taken
 
+    def drafts(self, lens: Int64s, accepted: Int64s) -> None:
+        """Count the drafts of a step, and how many of each row's are right; both [S]."""
+        self._num_drafts += int(np.count_nonzero(lens))
+        self._num_draft_tokens += int(lens.sum())
+        reached = np.bincount(accepted, minlength=len(self._accepted) + 1)
+        by_place = reached[::-1].cumsum()[::-1][1:]  # rows with at least so many
+        by_place[: len(self._accepted)] += self._accepted
+        self._accepted = by_place
+
     def device_idle(self, now: float) -> None:
         """No step is in flight, though there are requests."""
         self._idle_since = now
@@ -127,6 +144,10 @@ class EngineCounters:
                 inference_s=self._inference_s.histogram(),
                 num_state_snapshots_loaded=snapshots.num_loads,
                 num_state_snapshots_evicted=snapshots.num_evictions,
+                num_drafts=self._num_drafts,
+                num_draft_tokens=self._num_draft_tokens,
+                num_accepted_tokens_per_pos=tuple(self._accepted.tolist()),
+                undrafted=dict(scheduler.undrafted),
             ),
             self.recent.spans(now),
         )

@@ -35,6 +35,7 @@ _NOTES = {
     "otlp_traces_endpoint": "OTLP over HTTP",
     "reasoning_parser": "known by the chat template",
     "revision": "of a hub id",
+    "speculative_config": "JSON; [ngram](serving.md#drafts) alone",
     "served_model_name": "one with `*` at its end stands for all names that begin so",
     "tensor_parallel_size": "[by transformers' plans](serving.md#several-devices); not tried on "
     "cards",

@@ -506,6 +506,16 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             to="core",
         ),
     ] = "auto"
+    speculative_config: Annotated[
+        str | dict[str, Any] | None,
+        _about(
+            COMPUTATION,
+            "have steps compute tokens that may follow, and keep those that do, as JSON: method "
+            "(ngram: from a request's own text), num_speculative_tokens (8), prompt_lookup_min (2) "
+            "and prompt_lookup_max (4); texts stay what they are",
+            "JSON",
+        ),
+    ] = None
     enforce_eager: Annotated[
         bool,
         _about(COMPUTATION, "use no CUDA graphs; small steps are slower without them", to="core"),
@@ -741,6 +751,7 @@ class StackOptions(TypedDict, total=False):
     enable_torch_symm_mem: bool
     enable_prefix_caching: bool
     state_cache_gib: float | None
+    speculative_config: str | dict[str, Any] | None
     share_prefix_cache: bool
     num_blocks: int | None
     block_size: int

@@ -7,13 +7,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_core.drafting.drafter import Drafter
 from slipstream_core.scheduler.scheduler import CacheConfig, NewRequest, Scheduler
 from slipstream_core.step.plan import ModelInfo, Runner, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
@@ -49,6 +50,9 @@ class LoopStep:
     at_s: float  # time.perf_counter()
     num_decodes: int
     num_requests: int
+    is_overlapped: bool = False  # another was launched behind it
+    num_drafts: int = 0
+    num_accepted: int = 0
 
 
 def new_scheduler(
@@ -60,11 +64,13 @@ def new_scheduler(
     max_model_len: int,
     info: ModelInfo | None = None,
     tokens: TokenLog | None = None,
+    drafter: Drafter | None = None,
 ) -> Scheduler:
     """A scheduler with `requests` queued as rows 0, 1, 2, …
 
     info: of the model whose prefixes are cached, in as many slots as its runner has; None: nothing
-    is cached, and all requests run at once. tokens: the histories; default: new ones.
+    is cached, and all requests run at once. tokens: the histories; default: new ones. drafter: if
+    the runner takes drafts.
     """
     tokens = TokenLog() if tokens is None else tokens
     scheduler = Scheduler(
@@ -79,6 +85,7 @@ def new_scheduler(
         max_num_seqs=(info.max_num_seqs if info else None) or len(requests),
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
+        drafter=drafter,
     )
     for row, it in enumerate(requests):
         add_request(scheduler, tokens, row, it)
@@ -127,10 +134,12 @@ def drive(
     budget: int,
     num_blocks: int | None = None,
     is_cached: bool = False,
+    drafter: Drafter | None = None,
 ) -> Driven:
     """Run all requests to their lengths, with `budget` tokens per step.
 
-    num_blocks: fewer cache blocks than the runner has. is_cached: with the prefix cache.
+    num_blocks: fewer cache blocks than the runner has. is_cached: with the prefix cache. drafter:
+    see `new_scheduler`.
     """
     scheduler = new_scheduler(
         requests,
@@ -139,6 +148,7 @@ def drive(
         budget=budget,
         max_model_len=runner.info.max_model_len,
         info=runner.info if is_cached else None,
+        drafter=drafter,
     )
     acked = np.zeros(len(requests), np.int64)  # no reader acknowledges
     outputs = [LoopOutput() for _ in requests]
@@ -151,10 +161,19 @@ def drive(
         assert in_flight, "no request can run, and none runs"
         plan = in_flight.popleft()
         result = runner.collect()
-        steps.append(LoopStep(time.perf_counter(), plan.num_decodes, plan.num_requests))
-        sampled = scheduler.complete(plan, result.token_ids)
+        step = LoopStep(
+            time.perf_counter(), plan.num_decodes, plan.num_requests, len(in_flight) > 0
+        )
+        if result.draft_lens is not None and result.counts is not None:
+            num_drafts, num_accepted = result.draft_lens.sum(), (result.counts - 1).sum()
+            step = replace(step, num_drafts=int(num_drafts), num_accepted=int(num_accepted))
+        steps.append(step)
+        sampled = scheduler.complete(plan, result.token_ids, result.counts)
+        rows = sampled.rows.array
+        if sampled.counts is not None:
+            rows = np.repeat(rows, sampled.counts)
         for row, token_id, index in zip(
-            sampled.rows.tolist(), sampled.token_ids.tolist(), sampled.index.tolist(), strict=True
+            rows.tolist(), sampled.token_ids.tolist(), sampled.index.tolist(), strict=True
         ):
             outputs[row].token_ids.append(token_id)
             if result.logprobs is not None:

@@ -148,6 +148,11 @@ def add_options(parser: Parser) -> None:
         action="store_true",
         help="a tiny model with recurrent states, of random weights in the shape of Qwen3.5",
     )
+    requests.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help="of the stack under faults; the undisturbed one drafts nothing",
+    )
     add(requests, _REQUESTS)
     faults = parser.add_argument_group("faults")
     add(faults, _FAULTS)
@@ -244,6 +249,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         num_ranks=arguments.tensor_parallel_size,
         played=played,
         is_hybrid=arguments.hybrid,
+        speculative_config=arguments.speculative_config,
     )
 
 

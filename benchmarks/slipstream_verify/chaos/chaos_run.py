@@ -136,7 +136,7 @@ def _undisturbed_in_clients(
 class Options(Struct, frozen=True, kw_only=True):
     """The command line's options. model: None is the simulated model whose tokens depend on all
     before, or, with `played`, one that plays answers, or, with `is_hybrid`, a tiny one with
-    recurrent states.
+    recurrent states. speculative_config: of the stack under faults.
     """
 
     model: str | None
@@ -158,6 +158,7 @@ class Options(Struct, frozen=True, kw_only=True):
     num_ranks: int = 1
     played: PlayedFormat | None = None
     is_hybrid: bool = False
+    speculative_config: str | None = None
 
     @property
     def is_simulated(self) -> bool:
@@ -362,6 +363,8 @@ def _run_under_faults(
 
 def _started(model: str, options: Options, settings: Mapping[str, Any]) -> Stack | ServedFleet:
     given = _settings(options, settings)
+    if options.speculative_config is not None:
+        given["speculative_config"] = options.speculative_config
     if options.num_replicas == 1:
         return Stack(model, **given)
     return ServedFleet(model, options.num_replicas, **given)

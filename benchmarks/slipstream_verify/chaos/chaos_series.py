@@ -36,6 +36,8 @@ KINDS = {
     "ranks": "--model slipstream-demo --tensor-parallel-size 2 "
     "--kill worker,core,client,front,rank --stop rank",
     "hybrid": "--hybrid --requests 250 --kill worker,core,client,front",
+    "drafts": "--model slipstream-demo --requests 250 --kill worker,core,client,front "
+    '--speculative-config {"method":"ngram","prompt_lookup_min":1}',
     "replicas": f"--replicas 3 {_OF_REPLICAS}",
     "tools_replicas": f"--replicas 3 {_OF_REPLICAS} --answers any",
 }

@@ -32,7 +32,7 @@ from slipstream_core.forward.fuse import attend_by_context, by_number_of_tokens,
 from slipstream_core.forward.mixer_patterns import fold, mix_by_context, tokens_second
 from slipstream_core.forward.pack import pack
 from slipstream_core.forward.program import DecodeGraph, decode_graph, trial_context
-from slipstream_core.forward.projection import Projection
+from slipstream_core.forward.projection import Packed, Projection
 from slipstream_core.forward.recorder import record
 from slipstream_core.kernels.cpu.kernels import Kernels
 from slipstream_core.sharding.collectives import ExchangeFailed
@@ -287,15 +287,32 @@ def _with_decodes(
     failed = _trials(traced, of_decodes, vocab_size, agree, contexts)
     if failed is not None:
         raise failed
+    products = (each for each in decode.module.modules() if isinstance(each, Projection))
+    has_exact_rows = all(isinstance(each, Packed) for each in products)
+    return DecodesInOneCall(traced, of_decodes, has_exact_rows=has_exact_rows)
 
-    def forward(
-        ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, context: AttentionContext
+
+class DecodesInOneCall:
+    """A Forward whose steps of decode rows are one call.
+
+    has_exact_rows: True if the bits of a decode row's logits do not depend on the rows beside it.
+    """
+
+    def __init__(self, traced: Forward, of_decodes: Forward, *, has_exact_rows: bool) -> None:
+        self._traced = traced
+        self._of_decodes = of_decodes
+        self.has_exact_rows = has_exact_rows
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        keep: torch.Tensor,
+        context: AttentionContext,
     ) -> torch.Tensor:
         attention = attention_of(context)
         is_short = isinstance(attention, CpuContext) and attention.decodes_only
-        return (of_decodes if is_short else traced)(ids, positions, keep, context)
-
-    return forward
+        return (self._of_decodes if is_short else self._traced)(ids, positions, keep, context)
 
 
 class _Rows(NamedTuple):

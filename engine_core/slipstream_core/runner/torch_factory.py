@@ -35,7 +35,7 @@ from slipstream_core.runner.kv_cache_size import (
 )
 from slipstream_core.runner.state_memory import num_snapshots, states_bytes, with_states
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
-from slipstream_core.runner.warm_up import keep_freed_memory, warm_up
+from slipstream_core.runner.warm_up import decode_times, keep_freed_memory, warm_up
 from slipstream_core.sharding.collectives import least_over_ranks
 from slipstream_core.sharding.rank import Rank
 from slipstream_ipc.telemetry.trace import open_tracer
@@ -139,6 +139,8 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         )
         if model.device.type == "cpu" and rank is None:  # ranks do it together
             warm_up(runner, runner, config)
+            if config.speculative_config is not None and runner.info.takes_drafts:
+                runner.info = replace(runner.info, decode_s=decode_times(runner, config))
         return runner
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise no_room(model, config, num_blocks, states) from error

@@ -13,6 +13,8 @@ predecessor has finished: its input ids are gathered on the device from `last_to
   is `sliced` together. A forward that raises ends the process, as the other ranks would wait for it
   for ever. A step that cannot be sampled fails on the first rank alone; the others receive any ids,
   as its rows are computed again.
+- The rows of a plan that have drafts are unfolded into rows of one token (`step/drafts`). Only what
+  is accepted leaves the runner.
 - A plan that awaits masks stops between its forward pass and sampling until they arrive. Masks of a
   step that raised before it needed them are skipped.
 """
@@ -44,7 +46,7 @@ from slipstream_core.attention.forward_context import ForwardContext
 from slipstream_core.attention.interface import AttentionContext
 from slipstream_core.attention.torch_backend import Scratch, TorchAttention, scratch_bytes
 from slipstream_core.forward.forward_ops import ForwardOps
-from slipstream_core.forward.trace import Forward, eager, kernels_mix, trace
+from slipstream_core.forward.trace import DecodesInOneCall, Forward, eager, kernels_mix, trace
 from slipstream_core.forward.trace_card import trace_for_card
 from slipstream_core.kernels.cpu.cpu_threads import Threads
 from slipstream_core.kernels.cpu.kernels import kernels
@@ -73,6 +75,7 @@ from slipstream_core.states.flat_mixers import mixers_by_kernels
 from slipstream_core.states.flat_step import FlatContext, FlatStep
 from slipstream_core.states.mixers import MixingContext
 from slipstream_core.states.state_pool import StatePool, StateStep
+from slipstream_core.step.drafts import Unfolded, accepted, only_accepted, unfold
 from slipstream_core.step.plan import (
     Int32s,
     ModelInfo,
@@ -195,6 +198,10 @@ class TorchRunner:
                 num_snapshots=num_snapshots,
             )
         self._model = self._forward_of(model) if kernel_config.packs else eager(model.module)
+        # the rest computes a row otherwise beside others, or cannot take its tokens back
+        if copies is None and model.rank is None and not model.states:
+            is_exact = isinstance(self._model, DecodesInOneCall) and self._model.has_exact_rows
+            self.info = replace(self.info, takes_drafts=is_exact)
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
         # torch's operators are told by the host which blocks to read
         on_host = model.device.type == "cuda" and self._triton is None
@@ -427,6 +434,10 @@ class TorchRunner:
         graphs = self._graphs if self._graphs is not None and self._graphs.takes(plan) else None
         if graphs is None or not graphs.takes_entries(plan):
             self._tables.append(plan)
+        drafts = None
+        if plan.draft_lens is not None:
+            drafts = unfold(plan)
+            plan = drafts.plan
         if self._device.type == "cpu":
             is_list = self._is_recorded and plan.num_decodes == len(plan.kv_lens)
             self._threads.begin_forward(is_list=is_list)
@@ -434,7 +445,7 @@ class TorchRunner:
         if self._device.type == "cpu":
             self._threads.end_forward()
         if self._rank is None:
-            return self._sampled(plan, logits, graphs)
+            return self._sampled(plan, logits, graphs, drafts)
         if plan.sliced:
             return self._chosen(plan, logits)
         if self._share is not None and graphs is None:
@@ -454,8 +465,16 @@ class TorchRunner:
             ids_from_lead(self._last_token[self._to(plan.slots[plan.samples])])
         return result
 
-    def _sampled(self, plan: StepPlan, logits: torch.Tensor, graphs: DecodeGraphs | None) -> Any:
-        """Sample from `logits` [S + N, vocab], and store and deliver what was sampled."""
+    def _sampled(
+        self,
+        plan: StepPlan,
+        logits: torch.Tensor,
+        graphs: DecodeGraphs | None,
+        drafts: Unfolded | None = None,
+    ) -> Any:
+        """Sample from `logits` [S + N, vocab], and store and deliver what was sampled; of a step
+        with drafts what is accepted.
+        """
         prompt: Prompts = ()
         if plan.prompt is not None:
             num = len(logits) - len(plan.prompt.tokens)
@@ -483,9 +502,17 @@ class TorchRunner:
         )
         if constraints is not None:
             self._logits_processors.sampled(token_ids)
-        self._last_token.index_copy_(0, self._to(plan.slots[plan.samples]), token_ids)
+        slots = plan.slots[plan.samples]
         more = wide(logits, token_ids, plan, self._copies) if plan.any_wide else ()
-        return deliver(self._copies, plan, token_ids, logprobs, more, prompt)
+        if drafts is None:
+            self._last_token.index_copy_(0, self._to(slots), token_ids)
+            return deliver(self._copies, plan, token_ids, logprobs, more, prompt)
+        found = accepted(drafts, token_ids.numpy())
+        lasts = found.places[np.cumsum(found.counts) - 1]
+        self._last_token.index_copy_(0, self._to(slots[lasts]), token_ids[self._to(lasts)])
+        result = deliver(None, plan, token_ids, logprobs, more, prompt)
+        assert isinstance(result, StepResult)
+        return only_accepted(result, drafts, found)
 
     def _chosen(self, plan: StepPlan, logits: torch.Tensor) -> Any:
         """Sample with the other ranks from slices [S, own], and store and deliver the ids."""

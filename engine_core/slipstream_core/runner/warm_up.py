@@ -7,6 +7,8 @@
   (libraries keep 18 MiB from their first large product on), and the cache is touched,
   starting with the blocks that are allocated first, for at most `_TOUCH_S`; of several ranks, the
   first one's.
+- Where tokens are drafted, decode steps of 1, 2, 4, … rows are timed, for at most `_MEASURE_S`: by
+  them the drafts of a step are chosen.
 - Freed memory stays in the process: a step's buffers are those of the step before. The allocator
   would give the end of its heap back after one step and take it again, page by page, in the next.
 """
@@ -15,6 +17,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import time
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -35,6 +39,7 @@ logger = logging.getLogger(__name__)
 _ROWS, _TOKENS = 8, 64  # of the steps
 _LARGE_BYTES = 2 << 30
 _TOUCH_S = 1.0
+_MEASURE_S, _REPEATS, _MOST_MEASURED = 1.0, 3, 128  # seconds; the quickest of so many; rows
 _KEPT_BYTES = 256 << 20  # of the heap's end, and the largest buffer that is part of the heap
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
@@ -69,6 +74,37 @@ def warm_up(runner: Runner, own: TorchRunner, config: CoreConfig) -> None:
     if config.touches_cache:
         num = own.touch_cache(_TOUCH_S)
         logger.debug("touched %d of %d cache blocks", num, own.num_blocks)
+
+
+def decode_times(
+    runner: Runner, config: CoreConfig, clock: Callable[[], float] = time.perf_counter
+) -> tuple[tuple[int, float], ...]:
+    """Seconds of decode steps, by ascending numbers of rows; as many as are timed soon enough.
+
+    Empty where a predecessor's streams wait, or a step fails.
+    """
+    info, found, begin = runner.info, list[tuple[int, float]](), clock()
+    if config.predecessor_ended_s:
+        return ()
+    slots = info.max_num_seqs or config.max_num_seqs
+    most, rows = min(config.max_num_batched_tokens, info.max_model_len, _MOST_MEASURED), 1
+    while rows <= most and clock() - begin < _MEASURE_S:
+        limits = {"max_model_len": info.max_model_len, "vocab_size": info.vocab_size}
+        plan = _greedy(largest_plan(rows, rows, **limits))
+        plan = replace(plan, slots=plan.slots % slots)  # as drafts share their row's
+        taken = []
+        for _ in range(_REPEATS):
+            started = clock()
+            runner.launch(plan)
+            try:
+                runner.collect()
+            except StepFailed as error:  # requests will tell
+                logger.warning("a step before the first request failed: %s", error)
+                return ()
+            taken.append(clock() - started)
+        found.append((rows, min(taken)))
+        rows *= 2
+    return tuple(found)
 
 
 def warm_up_plans(info: ModelInfo, config: CoreConfig) -> list[StepPlan]:

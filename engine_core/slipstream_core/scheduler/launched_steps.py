@@ -45,6 +45,7 @@ class Launched(Struct, frozen=True, eq=False, gc=False):
     sampled: RowSet  # [S] rows
     sampled_generations: Int64s  # [S]
     is_suspect: bool  # its only request is one
+    has_drafts: bool
     uses: tuple[BlockUse, ...] = ()  # in the order in which the rows were planned
 
 
@@ -66,6 +67,11 @@ class LaunchedSteps(deque[Launched]):
     def has_suspect(self) -> bool:
         """True if a suspect is in flight; nothing is launched behind it."""
         return len(self) > 0 and self[-1].is_suspect
+
+    @property
+    def has_drafts(self) -> bool:
+        """True if a step with drafts is in flight; the lengths behind it are not known."""
+        return len(self) > 0 and self[-1].has_drafts
 
     @property
     def last_step(self) -> int | None:
@@ -94,6 +100,7 @@ class LaunchedSteps(deque[Launched]):
                 sampled,
                 sampled_generations,
                 is_suspect,
+                plan.draft_lens is not None,
                 tuple(uses),
             )
         )

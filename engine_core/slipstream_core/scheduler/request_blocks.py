@@ -237,6 +237,27 @@ class RequestBlocks:
         """Append one block to each of these slots, [n]; the caller has checked num_free."""
         self._slots.append_blocks(slots, self._pool.allocate(len(slots)))
 
+    def grow_for_drafts(self, slots: Int64s, lens: Int64s) -> Int64s:
+        """Append the blocks that these slots [n] lack for `lens` drafts behind the token for which
+        they have room; where they are too few, nothing. Returns the drafts that have room.
+        """
+        starts = self._requests.computed[self._slots.row[slots]] + 1
+        lacking = -(-(starts + lens) // self._block_size) - self._slots.num_blocks[slots]
+        if np.maximum(lacking, 0).sum() > self._pool.num_free:
+            room: Int64s = self._slots.num_blocks[slots] * self._block_size - starts
+            return np.minimum(lens, room)
+        for num in range(int(lacking.max(initial=0))):
+            self.grow(slots[lacking > num])
+        return lens
+
+    def cut(self, slots: Int64s) -> None:
+        """Free the blocks of these slots that have no computed token: drafts were wrong in them."""
+        computed = self._requests.computed[self._slots.row[slots]]
+        wanted = -(-computed // self._block_size)
+        surplus = np.flatnonzero(self._slots.num_blocks[slots] > wanted)
+        for slot, num in zip(slots[surplus].tolist(), wanted[surplus].tolist(), strict=True):
+            self._pool.release(self._slots.cut(slot, num)[::-1])
+
     def upcoming(self, num: int) -> Int32s:
         """The blocks that `grow` would give to `num` slots, in order; fewer if fewer are free."""
         return self._pool.upcoming(num)

@@ -257,11 +257,14 @@ class RequestTable(RowTable, also=_SAMPLED_COLUMNS):
         """True if some row may have masked ids, which depend on `known`."""
         return bool(self._stop_ids)
 
-    def masks(self, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Coordinates (index into `rows`, token id) of ids that these rows must not sample next."""
+    def masks(self, rows: Int64s, ahead: Int64s | None = None) -> tuple[Int64s, Int64s]:
+        """Coordinates (index into `rows`, token id) of ids that these rows must not sample next;
+        or behind `ahead` drafts of each.
+        """
         if not self._stop_ids:
             return _NO_COORDINATES, _NO_COORDINATES
-        masked = np.flatnonzero(self.known[rows] < self.masked_until[rows])
+        known = self.known[rows] if ahead is None else self.known[rows] + ahead
+        masked = np.flatnonzero(known < self.masked_until[rows])
         masked_rows = rows[masked]
         last = self._last_masks
         if last is None or not (
@@ -327,6 +330,13 @@ class SlotTable:
         self.tables[slots, numbers] = blocks
         numbers += 1
         self.num_blocks[slots] = numbers
+
+    def cut(self, slot: int, num: int) -> Int32s:
+        """Take all blocks but the first `num` from a slot; returns them."""
+        blocks = self.tables[slot, num : int(self.num_blocks[slot])].copy()
+        self.tables[slot, num:] = NULL_BLOCK
+        self.num_blocks[slot] = num
+        return blocks
 
     def release(self, slots: Int64s) -> Int32s:
         """Free held `slots`, all different; returns their blocks."""

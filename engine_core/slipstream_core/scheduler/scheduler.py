@@ -17,6 +17,9 @@ from the runner into the history.
   token shows that the next one needs a mask (`reasoning_rows`). Keys are written again, but a
   recurrent state has run ahead and cannot go back: such a row is preempted, and begins behind the
   last state of its tokens that the prefix cache has.
+- Where a drafter foresees tokens, a step of rows that decode computes their drafts as well. What is
+  sampled behind them decides how far rows came, so it is planned once all steps before are
+  answered, and nothing is planned behind it. Blocks in which all drafts were wrong are freed.
 - Room for log-probabilities is given as rows grow, in order (`logprob_budget`). A row without room
   gives up its slot until there is some. If all rows that hold room wait for more, the first goes on
   beyond the bound, to its end.
@@ -28,10 +31,13 @@ from the runner into the history.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from slipstream_core.drafting.drafter import Drafter, Drafts
 from slipstream_core.kvcache.snapshots import Snapshots
 from slipstream_core.scheduler.decode_batch import DecodeBatch, SteadyDecode
 from slipstream_core.scheduler.launched_steps import Launched, LaunchedSteps, Sampled
@@ -46,6 +52,7 @@ from slipstream_core.scheduler.request_table import (
     NewRequest,
     RequestTable,
     SlotTable,
+    positions,
 )
 from slipstream_core.scheduler.running_set import RunningSet
 from slipstream_core.scheduler.span_completer import SpanCompleter
@@ -55,6 +62,7 @@ from slipstream_core.step.limits import NO_ROW
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.pages import PAGE_LEN, spans
 from slipstream_ipc.history.token_log import TokenLog
+from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 
 __all__ = ["CacheConfig", "NewRequest", "Sampled", "Scheduler"]
@@ -64,6 +72,17 @@ Int64s = npt.NDArray[np.int64]
 _UINT32 = np.dtype(np.uint32)  # a dtype saves numpy looking one up for the type
 _UNBOUNDED = np.iinfo(np.int64).max
 _NO_ROWS: Int64s = np.empty(0, np.int64)
+
+
+def _why_undrafted(request: NewRequest) -> str | None:
+    """The kind of thing that a request asks for and drafts do not have yet; None if nothing."""
+    if request.has_grammar or request.reasoning is not None:
+        return "grammar"
+    if request.constraints is not None:
+        return "constraints"
+    if request.num_logprobs >= MAX_NARROW or request.spec.params.logprob_token_ids:
+        return "logprobs"
+    return None
 
 
 class Scheduler:
@@ -79,13 +98,14 @@ class Scheduler:
         max_model_len: int,
         max_unacked: int = 64,
         logprob_budget: LogprobBudget | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """`tokens` holds prompt and outputs of every row; its owner opens and drops the rows.
 
         The blocks of `cache` must hold one request of `max_model_len` tokens.
         `max_unacked` is how many outputs a request with `worker_ends` may be ahead of its worker.
         `logprob_budget` holds the reservations of rows that want log-probabilities, and its owner
-        opens and closes them there; None: no bound.
+        opens and closes them there; None: no bound. `drafter`: for a runner that takes drafts.
 
         Raises ValueError where there are too few blocks.
         """
@@ -126,6 +146,8 @@ class Scheduler:
         self._steady = SteadyDecode()  # of the rows sampled last
         self._completer = SpanCompleter(self._requests, tokens)
         self._has_states = cache.has_states
+        self._drafter = drafter
+        self._undrafted: dict[str, int] = {}
         self._step = 0
 
     @property
@@ -205,6 +227,11 @@ class Scheduler:
         return self._blocks.num_hit_tokens
 
     @property
+    def undrafted(self) -> Mapping[str, int]:
+        """Requests that get no drafts, where others do, by what they ask for."""
+        return self._undrafted
+
+    @property
     def has_work(self) -> bool:
         """True if there is any request, running or waiting."""
         return self._slots.num_running > 0 or self.num_waiting > 0
@@ -246,6 +273,12 @@ class Scheduler:
             self._prompts.add(row, request.prompt_len, request.num_prompt_logprobs)
         self._suspects.added(row)
         self._running_set.waiting.join(row)
+        if self._drafter is not None:
+            why = _why_undrafted(request)
+            if why is None:
+                self._drafter.open(row)
+            else:
+                self._undrafted[why] = self._undrafted.get(why, 0) + 1
 
     def remove(self, row: int) -> None:
         """Remove a request, running or waiting. Does nothing if it is not here."""
@@ -259,10 +292,15 @@ class Scheduler:
         `acked`: see `request_table.Acked`.
         """
         requests = self._requests
-        if self._in_flight.has_suspect:
+        if self._in_flight.has_suspect or self._in_flight.has_drafts:
+            return None
+        # beside prefills nothing is drafted, so they go on being planned ahead
+        is_drafting = self._drafter is not None and self._drafter.awaits_tokens
+        awaits_tokens = is_drafting and self._batch is not None
+        if awaits_tokens and self._in_flight:
             return None
         if self._batch is not None:
-            plan = None if self._suspects else self._plan_again(self._batch, acked)
+            plan = None if self._suspects or awaits_tokens else self._plan_again(self._batch, acked)
             if plan is not None:
                 return plan
             self._end_batch()
@@ -293,6 +331,10 @@ class Scheduler:
             chunks += self._prefill.admit(acked, budget - sum(count for _, count in chunks))
         if not len(decoding) and not chunks:
             return None
+        if self._drafter is not None and not (chunks or self._in_flight or self._suspects):
+            drafts = self._drafts(self._drafter, decoding, acked)
+            if drafts is not None:
+                return self._plan_drafts(decoding, drafts)
         return self._plan(decoding, chunks)
 
     def complete(
@@ -305,6 +347,23 @@ class Scheduler:
         """
         record = self._in_flight.popleft()
         assert record.step == plan.step, f"step {plan.step} answered before {record.step}"
+        sampled = self._take_in(plan, record, token_ids, counts)
+        if plan.draft_lens is not None:
+            rows = sampled.rows.array
+            slots = self._requests.slot[rows]
+            self._blocks.cut(slots[slots != NO_SLOT])
+        if self._drafter is not None:
+            self._drafter.observe(sampled.rows, sampled.token_ids, sampled.counts, self._tokens)
+        return sampled
+
+    def _take_in(
+        self,
+        plan: StepPlan,
+        record: Launched,
+        token_ids: npt.NDArray[np.integer],
+        counts: Int64s | None,
+    ) -> Sampled:
+        """Append what a step sampled, as `complete` does."""
         rows = record.sampled
         reasoning = self._reasoning
         if counts is None and reasoning.by_row and reasoning.watches(rows.array, token_ids):
@@ -358,6 +417,8 @@ class Scheduler:
         row_set, generations, kv_lens = record.sampled, record.sampled_generations, plan.kv_lens
         if len(kv_lens) != len(row_set):
             kv_lens = kv_lens[plan.samples]
+        if plan.draft_lens is not None:  # of the drafts those that are right are in the cache
+            kv_lens = (kv_lens - plan.draft_lens + counts - 1).astype(np.int32)
         index = np.arange(len(token_ids))
         firsts = np.cumsum(counts) - counts
         alive = requests.generation.take(row_set.array) == generations
@@ -575,6 +636,47 @@ class Scheduler:
             )
         return plan
 
+    def _drafts(self, drafter: Drafter, decoding: RowSet, acked: Acked) -> Drafts | None:
+        """The drafts of the next step, as far as limits and blocks allow; None without any."""
+        requests, rows = self._requests, decoding.array
+        known = requests.known[rows]
+        ahead = np.maximum(positions(acked)[rows], requests.prompt_len[rows])
+        most = np.minimum(requests.limit[rows], requests.logprob_limit[rows]) - known - 1
+        run_ahead = requests.run_ahead[rows]
+        bounded = np.flatnonzero(run_ahead != _UNBOUNDED)
+        left = (run_ahead + ahead - known)[bounded] - 1
+        most[bounded] = np.minimum(most[bounded], left)
+        drafts = drafter.propose(decoding, np.maximum(most, 0))
+        if drafts is None:
+            return None
+        lens = np.minimum(np.cumsum(drafts.lens), self._max_num_batched_tokens - len(rows))
+        lens = np.diff(lens, prepend=0)
+        lens = self._blocks.grow_for_drafts(requests.slot[rows], lens)
+        if not lens.any():
+            return None
+        if lens.sum() == len(drafts.token_ids):
+            return drafts
+        firsts = np.cumsum(drafts.lens) - drafts.lens
+        return Drafts(lens, drafts.token_ids[spans(firsts, lens)])
+
+    def _plan_drafts(self, decoding: RowSet, drafts: Drafts) -> StepPlan:
+        """The step of these rows with their drafts, for which tables have room."""
+        requests, rows = self._requests, decoding.array
+        columns = token_columns(
+            requests,
+            self._slots,
+            self._tokens,
+            rows=decoding,
+            counts=1 + drafts.lens,
+            num_decodes=int(np.argmax(drafts.lens > 0)),
+            block_size=self._block_size,
+            drafts=drafts,
+        )
+        plan = self._launch(columns, decoding, requests.generation.take(rows))
+        requests.computed[rows] += 1
+        requests.known[rows] += 1
+        return plan
+
     def _plan_again(self, batch: DecodeBatch, acked: Acked) -> StepPlan | None:
         """The next step of the decode batch; None where the rows have to be scheduled anew."""
         has_changed = batch.rows.version != self._slots.running().version
@@ -619,6 +721,8 @@ class Scheduler:
         if self._batch is not None:
             self._end_batch()
         self._suspects.end(rows)
+        if self._drafter is not None:
+            self._drafter.close(rows)
         if self._unbounded is not None and self._unbounded in rows:
             self._unbounded = None
         self._running_set.remove(rows)

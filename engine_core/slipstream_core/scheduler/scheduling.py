@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -72,6 +73,10 @@ class Scheduling(Protocol[TurnT]):
     @property
     def prefix_cache_hits(self) -> int:
         """Tokens of requests that were found in the prefix cache, and not computed."""
+
+    @property
+    def undrafted(self) -> Mapping[str, int]:
+        """Requests that get no drafts, where others do, by what they ask for."""
 
     def eviction_age(self, now: float) -> float | None:
         """Seconds since the cached block that was evicted last was last used; None if unknown."""

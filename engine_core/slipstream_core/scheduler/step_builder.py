@@ -7,6 +7,7 @@ sampling columns between consecutive steps.
   sampled. Only the last known token of a row can be in flight, so only a row that computes one
   token can need it.
 - A row is sampled when the step computes all of its known tokens.
+- Drafts stand behind a row's last known token. They count neither as known nor as computed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
+from slipstream_core.drafting.drafter import Drafts
 from slipstream_core.scheduler.request_table import RequestTable, SlotTable
 from slipstream_core.step.plan import COLUMNS, StepPlan, columns_over
 from slipstream_ipc.history.token_log import TokenLog
@@ -58,6 +60,7 @@ class TokenColumns(Struct, frozen=True, eq=False, gc=False):
     # columns [R] that decode steps of the same rows have in common, and num_decodes
     by_row: dict[str, Any]
     sampled: RowSet  # the sampled rows, [S]
+    draft_lens: Int64s | None = None
 
     @property
     def slots(self) -> Int64s:
@@ -75,10 +78,12 @@ def token_columns(
     counts: Int64s,
     num_decodes: int,
     block_size: int,
+    drafts: Drafts | None = None,
 ) -> TokenColumns:
     """The columns in which `rows` [R] compute `counts` [R] tokens, the first `num_decodes` 1 each.
 
-    Their block tables already have room for these tokens.
+    Their block tables already have room for these tokens. drafts: of these rows, each of which
+    computes one token besides; none is in flight, and `counts` count both.
     """
     own = rows.array
     at = requests.slot[own]
@@ -94,7 +99,13 @@ def token_columns(
         offsets = np.cumsum(counts) - counts
         positions = np.arange(len(token_rows)) + (starts - offsets)[token_rows]
         gathered = in_flight[token_rows]
-    if in_flight.all():
+    if drafts is not None:
+        token_ids = np.empty(len(positions), np.int64)
+        is_known = np.zeros(len(positions), np.bool_)
+        is_known[offsets] = True
+        token_ids[is_known], token_ids[~is_known] = tokens.last(rows), drafts.token_ids
+        gather_slots = np.full(len(positions), -1)
+    elif in_flight.all():
         token_ids = np.zeros(len(positions), np.int64)
         gather_slots = at
     elif not in_flight.any():
@@ -122,7 +133,7 @@ def token_columns(
             table_slots = np.concatenate([shared[0], table_slots])
             table_numbers = np.concatenate([shared[1], table_numbers])
 
-    samples = kv_lens == known
+    samples = (kv_lens if drafts is None else kv_lens - drafts.lens) == known
     sampled = rows if samples.all() else RowSet(own[samples])
     by_row: dict[str, Any] = {
         "num_decodes": num_decodes,
@@ -143,6 +154,7 @@ def token_columns(
         table_blocks=slots.blocks_at(table_slots, table_numbers),
         by_row=by_row,
         sampled=sampled,
+        draft_lens=None if drafts is None else drafts.lens,
     )
 
 
@@ -177,7 +189,14 @@ class PlanBuilder:
         """The plan of these columns."""
         requests, sampled = self._requests, columns.sampled.array
         sampling = requests.sampling(columns.sampled)
-        masked_rows, masked_ids = requests.masks(sampled)
+        places, ahead = sampled, None
+        if columns.draft_lens is not None:  # all rows are sampled, and behind each of their drafts
+            places = np.repeat(sampled, 1 + columns.draft_lens)
+            ends = np.cumsum(1 + columns.draft_lens)
+            ahead = np.arange(len(places)) - np.repeat(
+                ends - 1 - columns.draft_lens, 1 + columns.draft_lens
+            )
+        masked_rows, masked_ids = requests.masks(places, ahead)
         constraints = None
         if requests.constraints:
             asking = np.flatnonzero(requests.has_constraints[sampled])
@@ -209,4 +228,5 @@ class PlanBuilder:
             masked_ids=masked_ids,
             grammar_rows=requests.needing_masks(sampled),
             constraints=constraints,
+            draft_lens=columns.draft_lens,
         )

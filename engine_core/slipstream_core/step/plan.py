@@ -3,7 +3,8 @@
 A plan consists of plain numpy columns and flags: the scheduler decides every branch that a runner
 takes, so that a plan can become one packed buffer for other ranks.
 
-- Rows [0, num_decodes) compute one token each; the rows behind them are prefill chunks.
+- Rows [0, num_decodes) compute one token each; the rows behind them are prefill chunks, or have
+  drafts (`drafts`).
 - A row's tokens are adjacent in the token columns, with rows in order.
 - `gather_slots` names the slot whose last sampled token is the input id; it is -1 where `token_ids`
   holds the id. A runner executes steps in launch order, so it may read what the step before left in
@@ -126,7 +127,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     # k >= MAX_NARROW are wide: returned in the result's `wide`, not in its columns
     num_logprobs: Annotated[Int32s, Column("S", source="num_logprobs", fill=-1, costly=20)]
 
-    # masked ids (stop ids while a request is under its min_tokens), as coordinates into [S, vocab]
+    # masked ids (stop ids while a request is under its min_tokens), as coordinates into [S, vocab];
+    # of a step with drafts, into the places that are sampled
     masked_rows: Annotated[Int64s, Column("M")]
     masked_ids: Annotated[Int64s, Column("M")]
 
@@ -143,6 +145,9 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     prompt: PromptPlan | None = None  # if some row wants prompt log-probabilities
     listed: ListedLogprobs | None = None  # if some sampled row lists ids
     snapshots: SnapshotPlan | None = None  # if the step loads or saves any
+    # [R] how many of a row's last tokens are drafts, if any are: then all are sampled behind, with
+    # the row's last known token in front of them (`drafts`)
+    draft_lens: Int64s | None = None
     # ranks sample from their slices of the logits (`slice_sampling`); the first one says so
     sliced: bool = False
 
@@ -232,9 +237,10 @@ class StepResult:
     step: int
     token_ids: Int64s  # [S], or [sum(counts)] row by row
     logprobs: Logprobs | None  # of rows that are not wide, an entry to each of `token_ids`
-    wide: tuple[tuple[int, Candidates], ...] = ()  # of wide rows, by index among the S rows
+    wide: tuple[tuple[int, Candidates], ...] = ()  # of wide rows, by index among `token_ids`
     prompt: tuple[Candidates, ...] = ()  # of the P rows of the plan's `prompt`
     counts: Int64s | None = None  # [S] tokens of each row, at least one; None: one each
+    draft_lens: Int64s | None = None  # [S] drafts that were computed for each row; None: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +259,8 @@ class ModelInfo:
     num_snapshots: int = 0  # of such states, for the prefix cache; 0 turns that off
     max_logprobs: int | None = None  # per token, that a request may ask for; None: as configured
     engine: str = ""  # another project's, with its version
+    takes_drafts: bool = False  # computes plans with drafts, and a row's bits alone or with others
+    decode_s: tuple[tuple[int, float], ...] = ()  # seconds by rows of a step, where measured
 
 
 class StepFailed(Exception):  # noqa: N818  (an outcome of a step, named like the field's results)

@@ -14,7 +14,7 @@ The counters of a process are added to those of its predecessors in the same pla
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -156,6 +156,9 @@ class CoreCounters(Struct, frozen=True, omit_defaults=True):
     num_prefix_*: tokens of admitted requests.
     num_state_snapshots_loaded: prefills that began with one; num_state_snapshots_evicted: replaced
     by newer ones.
+    num_drafts: rows of steps that had drafts, num_draft_tokens in all; num_accepted_tokens_per_pos:
+    right ones by their place among a row's, the first one first. undrafted: admitted requests that
+    get none, where others do, by what they ask for.
     device_busy_s: time with a step in flight; device_idle_s: time without one while there were
     requests.
     step_s: time of a step, from its launch or the end of the previous one; queue_s: from a
@@ -178,6 +181,10 @@ class CoreCounters(Struct, frozen=True, omit_defaults=True):
     inference_s: BriefHistogram = NOTHING_BRIEF
     num_state_snapshots_loaded: Count = 0
     num_state_snapshots_evicted: Count = 0
+    num_drafts: Count = 0
+    num_draft_tokens: Count = 0
+    num_accepted_tokens_per_pos: Annotated[tuple[Count, ...], Meta(max_length=16)] = ()
+    undrafted: CountByName = {}
 
 
 class WorkerGauges(Struct, frozen=True, omit_defaults=True):
@@ -339,4 +346,6 @@ def _sum(one: Any, other: Any) -> Any:
     if isinstance(one, dict):
         keys = islice({**one, **other}, _MAX_KINDS)
         return {key: _sum(one.get(key, 0), other.get(key, 0)) for key in keys}
+    if isinstance(one, tuple):  # by position, of as many as there were
+        return tuple([_sum(a, b) for a, b in zip_longest(one, other, fillvalue=0)])
     return min(one + other, _MAX_S if isinstance(one, float) else _MAX_COUNT)

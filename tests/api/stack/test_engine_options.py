@@ -76,6 +76,7 @@ def test_a_setting_of_our_engine_does_not_go_with_vllms(name: str) -> None:
         "cuda_graph_sizes": [1],
         "device": "cpu",
         "nnodes": 2,
+        "speculative_config": {"method": "ngram"},
         "state_cache_gib": 1.0,
         "tensor_parallel_size": 2,
     }.get(name, not default)

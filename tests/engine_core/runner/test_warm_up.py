@@ -16,7 +16,7 @@ import torch
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.torch_driver import PROMPTS, Driver, Request, generate, save_model
 
-from slipstream_core.config import CoreConfig
+from slipstream_core.config import CoreConfig, SpeculativeConfig
 from slipstream_core.runner import torch_factory, torch_runner, warm_up
 from slipstream_core.runner.torch_factory import load_runner
 from slipstream_core.runner.torch_runner import TorchRunner
@@ -189,3 +189,43 @@ def test_a_steps_buffers_are_those_of_the_step_before() -> None:
     page = resource.getpagesize()
     assert faults["kept"][1] * page < 16 << 20
     assert faults["given back"][1] * page > 4 * (40 << 20)
+
+
+DRAFTS = SpeculativeConfig(
+    method="ngram", num_speculative_tokens=4, prompt_lookup_min=2, prompt_lookup_max=4
+)
+
+
+def test_decode_steps_are_timed_where_tokens_are_drafted(
+    config: CoreConfig, launched: list[StepPlan]
+) -> None:
+    without = load_runner(config)
+    without.close()
+    assert without.info.decode_s == ()
+    num = len(launched)
+    runner = load_runner(msgspec.structs.replace(config, speculative_config=DRAFTS))
+    runner.close()
+    timed = launched[2 * num :]
+    times = runner.info.decode_s
+    rows = [num_rows for num_rows, _ in times]
+    assert rows == [1, 2, 4, 8, 16, 32, 64, 128][: len(rows)]
+    assert [plan.num_requests for plan in timed] == [each for each in rows for _ in range(3)]
+    assert all(seconds > 0 for _, seconds in times)
+    assert all(plan.all_greedy and plan.slots.max() < config.max_num_seqs for plan in timed)
+
+
+def test_what_is_timed_is_bounded(config: CoreConfig, launched: list[StepPlan]) -> None:
+    runner = load_runner(config)
+    try:
+        ticks = count()
+        times = warm_up.decode_times(runner, config, clock=lambda: next(ticks) / 20)
+        assert [rows for rows, _ in times] == [1, 2, 4]  # a second has passed
+        assert {round(seconds, 3) for _, seconds in times} == {0.05}
+        narrow = msgspec.structs.replace(config, max_num_batched_tokens=5)
+        assert [rows for rows, _ in warm_up.decode_times(runner, narrow)] == [1, 2, 4]
+        awaited = msgspec.structs.replace(config, predecessor_ended_s=1.0)
+        num = len(launched)
+        assert warm_up.decode_times(runner, awaited) == ()
+        assert len(launched) == num
+    finally:
+        runner.close()

@@ -103,6 +103,13 @@ def test_histograms_of_which_one_is_empty_add_up():
         assert found.counters == full
 
 
+def test_counters_by_place_add_up_however_many_each_has():
+    few, many = (CoreCounters(num_accepted_tokens_per_pos=each) for each in ((3, 1), (5, 4, 2)))
+    for one, other in ((few, many), (many, few)):
+        found = added(CoreNumbers(counters=one), CoreNumbers(counters=other)).counters
+        assert found.num_accepted_tokens_per_pos == (8, 5, 2)
+
+
 _LONG = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 _WITH_BUCKETS = ("prompt_tokens", "generation_tokens", "num_answers")
 
@@ -119,6 +126,8 @@ def huge(kind: type, number: int) -> object:
             values[field.name] = BriefHistogram((number,) * num, float(number) / 7)
         elif field.default_factory is dict:
             values[field.name] = dict.fromkeys(("stop", "length", "abort", "error"), number)
+        elif field.default == ():
+            values[field.name] = (number,) * 16
         else:
             values[field.name] = number
     return kind(**values)

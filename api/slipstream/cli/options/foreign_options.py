@@ -41,7 +41,7 @@ _QUANTISED = (
     "dequantised when it is loaded, others are not supported"
 )
 _LORA = "LoRA is not supported yet"
-_SPECULATIVE = "speculative decoding is not supported yet"
+_SPECULATIVE = "--speculative-config says how tokens are drafted: ngram is supported"
 _MISSING = {
     "--tensor-split": _SEVERAL_DEVICES,
     "--load-in-4bit": _QUANTISED,

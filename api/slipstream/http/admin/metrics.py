@@ -145,6 +145,33 @@ def _core_metrics() -> Iterator[_Family]:
         "Snapshots of recurrent states that newer ones replaced.",
         "num_state_snapshots_evicted",
     )
+    yield counter("spec_decode_num_drafts", "Rows of steps that had drafts.", "num_drafts")
+    yield counter("spec_decode_num_draft_tokens", "Tokens drafted.", "num_draft_tokens")
+    yield _Family(
+        _Counter,
+        "spec_decode_num_accepted_tokens",
+        "Drafts that were right.",
+        CoreNumbers,
+        lambda n: sum(n.counters.num_accepted_tokens_per_pos),
+    )
+    yield _Family(
+        _Counter,
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Drafts that were right, by their place among a row's, from 0 on.",
+        CoreNumbers,
+        lambda n: {
+            (str(at),): num for at, num in enumerate(n.counters.num_accepted_tokens_per_pos)
+        },
+        ("position",),
+    )
+    yield _Family(
+        _Counter,
+        "spec_decode_undrafted_requests",
+        "Requests that get no drafts, where others do, by what they ask for.",
+        CoreNumbers,
+        lambda n: _by_label(n.counters.undrafted),
+        ("reason",),
+    )
     yield counter("generation_tokens", "Tokens sampled for outputs.", "num_sampled_tokens")
     yield counter(
         "computed_tokens",

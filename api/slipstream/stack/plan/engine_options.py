@@ -27,6 +27,7 @@ OF_OUR_ENGINE = (
     "enable_torch_symm_mem",
     "native",
     "nnodes",
+    "speculative_config",
     "state_cache_gib",
     "tensor_parallel_size",
 )

@@ -35,6 +35,7 @@ from slipstream.stack.plan.model_source import (
 )
 from slipstream.stack.plan.nodes import nodes_options
 from slipstream.stack.plan.otlp_endpoint import checked_otlp_endpoint
+from slipstream.stack.plan.speculation import speculative_options
 from slipstream.stack.runtime_dir import cache_dir
 from slipstream.stack.settings import StackSettings, passed_to
 from slipstream.stack.supervisor_events import SupervisorConfig
@@ -165,6 +166,7 @@ def core_config(settings: StackSettings, model: str) -> dict[str, Any]:
         **_core_options(settings),
         **core_model_options(settings),
         **engine_options(settings),
+        "speculative_config": speculative_options(settings),
         "kv_cache_gib": _kv_cache_gib(settings),
         "touches_cache": _has_cache_size(settings),
         **(_demo_options(settings) if model == str(MODEL_PATH) else {}),

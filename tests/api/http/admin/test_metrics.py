@@ -428,6 +428,10 @@ STATISTICS = Statistics(
                     step_s=Histogram(COUNTS, 1.25),
                     num_state_snapshots_loaded=6,
                     num_state_snapshots_evicted=1,
+                    num_drafts=4,
+                    num_draft_tokens=11,
+                    num_accepted_tokens_per_pos=(4, 2, 1),
+                    undrafted={"grammar": 3},
                 ),
             ),
         ),
@@ -484,6 +488,13 @@ def test_rendered_in_both_formats(accept: str) -> None:
     assert found["slipstream:state_snapshot_usage_perc", (model, "core")] == 0.25
     assert found["slipstream:state_snapshots_loaded_total", (model, "core")] == 6
     assert found["slipstream:state_snapshots_evicted_total", (model, "core")] == 1
+    assert found["slipstream:spec_decode_num_drafts_total", (model, "core")] == 4
+    assert found["slipstream:spec_decode_num_draft_tokens_total", (model, "core")] == 11
+    assert found["slipstream:spec_decode_num_accepted_tokens_total", (model, "core")] == 7
+    at_place = "slipstream:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [found[at_place, (model, "core", str(at))] for at in range(3)] == [4, 2, 1]
+    undrafted = "slipstream:spec_decode_undrafted_requests_total"
+    assert found[undrafted, (model, "core", "grammar")] == 3
     assert found["slipstream:engine_steps_total", (model, "core")] == 9
     assert found["slipstream:process_restarts_total", (model, "core")] == 2
     assert found["slipstream:process_up", (model, "http")] == 0

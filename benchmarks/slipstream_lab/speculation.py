@@ -1,0 +1,281 @@
+"""`slipstream bench speculation`: steps and speed with drafts from a request's own text, without
+them in turn, and what drafting costs where nothing repeats.
+
+The scheduler and the runner alone, one step ahead, on the CPU in float32. Random weights edit
+nothing, so in the runs called `edit` what is sampled is replaced by a text: a module of Python's
+library with a name changed, behind that module as it is. All else of a step is computed. In the
+runs called `fresh` the model samples at temperature 1, and nothing repeats.
+
+A round measures each kind with drafts and without, in turn; the speed is the median of the pairs'
+ratios. Numbers of steps do not depend on the machine. A line a goal says what was to be reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import AutoTokenizer
+
+from slipstream.cli.options.parser import Parser
+from slipstream.demo_model import MODEL_PATH
+from slipstream_bench.common.measures import Row
+from slipstream_bench.common.options import Option, add, fill_in, integer
+from slipstream_bench.common.report import add_common, check_common, print_rows
+from slipstream_core.config import CoreConfig, SpeculativeConfig
+from slipstream_core.drafting.ngram_drafter import NgramDrafter
+from slipstream_core.drafting.step_costs import StepCosts
+from slipstream_core.runner import torch_factory, torch_runner
+from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.step.plan import StepPlan
+from slipstream_ipc.history.token_log import TokenLog
+from slipstream_ipc.row_set import RowSet
+from slipstream_lab.common.bare_loop import Driven, LoopRequest, drive
+from slipstream_lab.compare.small_model import SMALL_MODEL
+
+_BUDGET = 2048
+_MAX_MODEL_LEN = 4096
+_DRAFTS = SpeculativeConfig(
+    method="ngram", num_speculative_tokens=8, prompt_lookup_min=2, prompt_lookup_max=4
+)
+_CHANGED = ("text", "content")  # a name in the module, and what it becomes
+_LEAST = {("edit", 1): 2.5, ("edit", 8): 1.5, ("fresh", 1): 0.98, ("fresh", 8): 0.98}
+_LEAST[("fresh", 64)] = 0.98
+_MOST_US_A_TOKEN, _MOST_US_A_STEP = 0.5, 300.0
+_HOST_ROWS = 1024
+
+_OPTIONS = (
+    Option("tokens", integer(8, 512), "tokens of each answer; default: 192, with --quick 24"),
+    Option("prompt", integer(16, 1024), "tokens of a prompt that is edited", 256),
+    Option("threads", integer(1), "threads that compute the model"),
+)
+
+
+class Goal(NamedTuple):
+    """A number to be reached."""
+
+    name: str
+    value: float
+    bound: float
+    is_most: bool = False
+
+    def __str__(self) -> str:
+        met = self.value <= self.bound if self.is_most else self.value >= self.bound
+        about = "at most" if self.is_most else "at least"
+        answer = "met" if met else "not met"
+        return f"{self.name}: {self.value:.3g}, goal {about} {self.bound:g}: {answer}"
+
+
+class Sides(NamedTuple):
+    """A pair of runs."""
+
+    ratio: float  # tokens a second with drafts, in times of those without
+    without: Driven
+    drafted: Driven
+
+
+def add_options(parser: Parser) -> None:
+    """The benchmark's options."""
+    add(parser.add_argument_group("what is measured"), _OPTIONS)
+    add_common(parser, runs=5)
+    parser.set_defaults(run=bench_speculation)
+
+
+def bench_speculation(arguments: argparse.Namespace) -> int:
+    """Measure and report."""
+    check_common(arguments)
+    values = fill_in(arguments, _OPTIONS)
+    num_tokens = arguments.tokens or (24 if arguments.quick else 192)
+    if values["threads"] is not None:
+        torch.set_num_threads(values["threads"])
+    config = CoreConfig(
+        model=SMALL_MODEL,
+        address="",
+        device="cpu",
+        dtype="float32",
+        max_num_seqs=64,
+        max_model_len=_MAX_MODEL_LEN,
+        kv_cache_gib=1.0,
+        threads=values["threads"],
+        speculative_config=_DRAFTS,
+    )
+    runner = torch_factory.load_runner(config)
+    try:
+        rows = _in_pairs(runner, arguments.runs, num_tokens, values["prompt"])
+    finally:
+        runner.close()
+    rows.append(host_row(num_tokens))
+    columns = ("kind", "streams", "speedup", "steps", "drafted_steps", "drafts", "accepted")
+    print_rows(rows, arguments, (*columns, "overlapped", "same", "us_a_token", "us_a_step"))
+    print(*goals(rows), sep="\n")
+    return 0
+
+
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    """What was to be reached."""
+    found = []
+    for row in rows:
+        kind, streams = row["kind"], row["streams"]
+        if kind == "host":
+            of = f"host, {streams} streams, us a"
+            found.append(Goal(f"{of} token", _number(row["us_a_token"]), _MOST_US_A_TOKEN, True))
+            found.append(Goal(f"{of} step", _number(row["us_a_step"]), _MOST_US_A_STEP, True))
+        else:
+            name = f"{kind}, {streams} streams, times the speed without drafts"
+            found.append(
+                Goal(name, _number(row["speedup"]), _LEAST[str(kind), int(_number(streams))])
+            )
+    return found
+
+
+def _number(value: Any) -> float:
+    return float(value)
+
+
+def _in_pairs(runner: TorchRunner, rounds: int, num_tokens: int, prompt_len: int) -> list[Row]:
+    found: dict[tuple[str, int], list[Sides]] = {key: [] for key in _LEAST}
+    edits = edited_texts(64, prompt_len, num_tokens)
+    for at in range(rounds):
+        for kind, streams in found:
+            requests = _requests(kind, streams, num_tokens, edits, first=at * streams)
+            texts = edits if kind == "edit" else None
+            with said(texts):
+                found[kind, streams].append(_pair(runner, requests, is_reversed=at % 2 == 1))
+    return [_row(kind, streams, each) for (kind, streams), each in found.items()]
+
+
+def _row(kind: str, streams: int, pairs: Sequence[Sides]) -> Row:
+    drafted = [step for each in pairs for step in each.drafted.steps]
+    plain = [step for each in pairs for step in each.without.steps]
+    return {
+        "kind": kind,
+        "streams": streams,
+        "speedup": statistics.median(each.ratio for each in pairs),
+        "steps": len(plain),
+        "drafted_steps": len(drafted),
+        "drafts": sum(step.num_drafts for step in drafted),
+        "accepted": sum(step.num_accepted for step in drafted),
+        "overlapped": sum(step.is_overlapped for step in drafted) / len(drafted),
+        "overlapped_without": sum(step.is_overlapped for step in plain) / len(plain),
+        "same": all(_ids(each.drafted) == _ids(each.without) for each in pairs),
+    }
+
+
+def _ids(driven: Driven) -> list[list[int]]:
+    return [each.token_ids for each in driven.outputs]
+
+
+def _pair(runner: TorchRunner, requests: Sequence[LoopRequest], *, is_reversed: bool) -> Sides:
+    seconds, runs = {}, {}
+    for is_drafted in (True, False) if is_reversed else (False, True):
+        drafter = None
+        if is_drafted:
+            drafter = NgramDrafter(
+                num_speculative_tokens=_DRAFTS.num_speculative_tokens,
+                prompt_lookup_min=_DRAFTS.prompt_lookup_min,
+                prompt_lookup_max=_DRAFTS.prompt_lookup_max,
+                costs=StepCosts(runner.info.decode_s),
+            )
+        driven = drive(runner, requests, budget=_BUDGET, drafter=drafter)
+        # from the first step on, which has the prompts
+        seconds[is_drafted] = driven.steps[-1].at_s - driven.steps[0].at_s
+        runs[is_drafted] = driven
+    return Sides(seconds[False] / seconds[True], runs[False], runs[True])
+
+
+def _requests(
+    kind: str, streams: int, num_tokens: int, edits: Sequence[Sequence[int]], *, first: int
+) -> list[LoopRequest]:
+    """edits: texts of which a request has the beginning as its prompt."""
+    rows = [(first + at) % len(edits) for at in range(streams)]
+    prompts = [np.array(edits[row][: len(edits[row]) - num_tokens], np.uint32) for row in rows]
+    temperature = 1.0 if kind == "fresh" else 0.0
+    return [
+        LoopRequest(prompt, num_tokens, temperature=temperature, seed=row)
+        for row, prompt in zip(rows, prompts, strict=True)
+    ]
+
+
+def edited_texts(num: int, prompt_len: int, num_tokens: int) -> list[list[int]]:
+    """Token ids: `prompt_len` of a module, then `num_tokens` of it with a name changed; each text
+    from another place of it on.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(str(MODEL_PATH))
+    lines = Path(textwrap.__file__).read_text("utf-8").splitlines()
+    texts = []
+    for first in range(num):
+        turned = lines[first:] + lines[:first]
+        old = "\n".join(turned)
+        new = old.replace(*_CHANGED)
+        most = 8 * max(prompt_len, num_tokens)  # characters
+        ids = [tokenizer(each[:most], add_special_tokens=False)["input_ids"] for each in (old, new)]
+        texts.append([*ids[0][:prompt_len], *ids[1][:num_tokens]])
+    return texts
+
+
+@contextmanager
+def said(texts: Sequence[Sequence[int]] | None) -> Iterator[None]:
+    """Have runners sample these texts, which rows name by their seeds; None: what they sample."""
+    runners: Any = torch_runner
+    usual = runners.sample
+
+    def told(logits: torch.Tensor, plan: StepPlan, *args: Any, **options: Any) -> Any:
+        token_ids, logprobs = usual(logits, plan, *args, **options)
+        assert texts is not None
+        lens = plan.kv_lens[plan.samples].tolist()
+        ids = [texts[seed][at] for seed, at in zip(plan.seeds.tolist(), lens, strict=True)]
+        return token_ids.new_tensor(ids), logprobs
+
+    if texts is not None:
+        runners.sample = told
+    try:
+        yield
+    finally:
+        runners.sample = usual
+
+
+def host_row(num_steps: int) -> Row:
+    """What the drafter takes of a step of many rows, of which none repeats anything."""
+    rows, log = RowSet(np.arange(_HOST_ROWS)), TokenLog()
+    drafter = NgramDrafter(
+        num_speculative_tokens=_DRAFTS.num_speculative_tokens,
+        prompt_lookup_min=_DRAFTS.prompt_lookup_min,
+        prompt_lookup_max=_DRAFTS.prompt_lookup_max,
+        costs=StepCosts(),
+    )
+    rng = np.random.default_rng(0)
+    for row in range(_HOST_ROWS):
+        log.open(row)
+        log.extend(row, rng.integers(0, 32_000, 64).astype(np.uint32))
+        drafter.open(row)
+    taken = []
+    columns = rng.integers(0, 32_000, (64 + num_steps, _HOST_ROWS)).astype(np.uint32)
+    for at, ids in enumerate(columns):
+        log.append(rows, ids)
+        taken.append(_observed_s(drafter, rows, ids, log) if at >= 64 else 0.0)
+        if at < 64:  # prompts are taken in
+            drafter.observe(rows, ids, None, log)
+    seconds = statistics.median(taken[64:])
+    return {
+        "kind": "host",
+        "streams": _HOST_ROWS,
+        "us_a_token": 1e6 * seconds / _HOST_ROWS,
+        "us_a_step": 1e6 * seconds,
+    }
+
+
+def _observed_s(
+    drafter: NgramDrafter, rows: RowSet, ids: npt.NDArray[np.uint32], log: TokenLog
+) -> float:
+    begin = time.perf_counter()
+    drafter.observe(rows, ids, None, log)
+    return time.perf_counter() - begin

@@ -1,0 +1,51 @@
+"""The questions that a scheduler asks of a drafter: which tokens may follow those of a row.
+
+A draft is right where it equals the token that is sampled at its place, so text does not depend on
+drafters: they may foresee anything.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_ipc.history.token_log import TokenLog
+from slipstream_ipc.row_set import RowSet
+
+Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
+
+
+class Drafts(NamedTuple):
+    """Drafts of n rows, at least one in all."""
+
+    lens: Int64s  # [n]
+    token_ids: Int64s  # [sum(lens)] row by row
+
+
+class Drafter(Protocol):
+    """Foresees the tokens of rows."""
+
+    @property
+    def awaits_tokens(self) -> bool:
+        """True if the next step will probably have drafts, so that it pays to plan it only once
+        the tokens of the step in flight are known.
+        """
+
+    def open(self, row: int) -> None:
+        """Foresee the tokens of a row, whose prompt and outputs are in the history."""
+
+    def close(self, rows: Int64s) -> None:
+        """Forget rows; nothing where they are not open."""
+
+    def observe(self, rows: RowSet, ids: UInt32s, counts: Int64s | None, tokens: TokenLog) -> None:
+        """A step gave `counts` tokens (None: one each) to n rows, open or not; their histories have
+        them already. ids: [sum(counts)] row by row.
+        """
+
+    def propose(self, rows: RowSet, most: Int64s) -> Drafts | None:
+        """The drafts of these n rows, at most `most` [n] of each; None where a step without drafts
+        gives more tokens a second. All tokens of the rows are in the history.
+        """

@@ -1,0 +1,88 @@
+"""What a user asks of drafts reaches the core in vLLM's words, or is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from slipstream.errors import BadRequestError
+from slipstream.stack.plan.process_plan import core_config
+from slipstream.stack.plan.speculation import speculative_options
+from slipstream.stack.settings import settings_from
+from slipstream_core.config import CoreConfig
+
+GIVEN: list[tuple[dict[str, Any], tuple[int, int, int]]] = [
+    ({}, (8, 2, 4)),
+    ({"num_speculative_tokens": 16}, (16, 2, 4)),
+    ({"prompt_lookup_max": 1}, (8, 1, 1)),
+    ({"prompt_lookup_max": 10}, (8, 2, 10)),
+    ({"prompt_lookup_min": 6}, (8, 6, 6)),
+    ({"prompt_lookup_min": 3, "prompt_lookup_max": None}, (8, 3, 4)),
+]
+
+
+@pytest.mark.parametrize("from_text", [True, False])
+@pytest.mark.parametrize(("given", "expected"), GIVEN)
+def test_what_reaches_the_core(
+    given: dict[str, Any], expected: tuple[int, int, int], from_text: bool
+) -> None:
+    value = given | {"method": "ngram"}
+    options = {"speculative_config": json.dumps(value) if from_text else value}
+    settings = settings_from(options, from_text=from_text)
+    told = core_config(settings, "m") | {"address": ""}
+    found = msgspec.convert(msgspec.to_builtins(told), CoreConfig).speculative_config
+    assert found is not None
+    lookup = found.prompt_lookup_min, found.prompt_lookup_max
+    assert (found.num_speculative_tokens, *lookup) == expected
+
+
+def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
+    assert speculative_options(settings_from({})) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("{", "speculative_config: got '{', allowed: an object as JSON ("),
+        ("[1]", "speculative_config: got '[1]', allowed: an object as JSON ("),
+        ({}, "speculative_config.method: got None, allowed: ngram"),
+        ({"method": "medusa"}, "speculative_config.method: got 'medusa', allowed: ngram"),
+        (
+            {"prompt_lookup_mx": 4},
+            "got 'prompt_lookup_mx', allowed: method, num_speculative_tokens, prompt_lookup_min, ",
+        ),
+        ({"prompt_lookup_mx": 4}, "prompt_lookup_max; did you mean prompt_lookup_max?"),
+        (
+            {"rejection_sample_method": "block"},
+            "_method: got 'block', allowed: nothing: drafts are verified by the stream's own noise",
+        ),
+        *(
+            (
+                {"num_speculative_tokens": value},
+                f"_tokens: got {value!r}, allowed: 1 to 16",
+            )
+            for value in (0, 17, True, 2.5, "4")
+        ),
+        ({"prompt_lookup_max": 33}, "prompt_lookup_max: got 33, allowed: 1 to 32"),
+        (
+            {"prompt_lookup_min": 5, "prompt_lookup_max": 3},
+            "prompt_lookup_min: got 5, allowed: at most prompt_lookup_max, 3",
+        ),
+    ],
+)
+def test_what_is_refused(given: str | dict[str, Any], said: str) -> None:
+    if isinstance(given, dict) and given and "method" not in given:
+        given = {"method": "ngram"} | given
+    with pytest.raises(BadRequestError) as error:
+        speculative_options(settings_from({"speculative_config": given}))
+    assert said in str(error.value)
+
+
+def test_the_core_refuses_what_it_is_not_sent() -> None:
+    lookup = {"prompt_lookup_min": 3, "prompt_lookup_max": 2}
+    given = {"method": "ngram", "num_speculative_tokens": 1} | lookup
+    with pytest.raises(msgspec.ValidationError, match="more than prompt_lookup_max"):
+        msgspec.convert({"model": "m", "address": "", "speculative_config": given}, CoreConfig)

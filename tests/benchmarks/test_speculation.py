@@ -1,0 +1,55 @@
+"""`slipstream bench speculation`: each kind is measured both ways, and held to the goals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slipstream.cli.main import main
+from slipstream_lab import speculation
+
+
+def test_goals() -> None:
+    rows: list[speculation.Row] = [
+        {"kind": "edit", "streams": 1, "speedup": 2.6},
+        {"kind": "edit", "streams": 8, "speedup": 1.49},
+        {"kind": "fresh", "streams": 64, "speedup": 0.98},
+        {"kind": "host", "streams": 1024, "us_a_token": 0.51, "us_a_step": 300.0},
+    ]
+    assert list(map(str, speculation.goals(rows))) == [
+        "edit, 1 streams, times the speed without drafts: 2.6, goal at least 2.5: met",
+        "edit, 8 streams, times the speed without drafts: 1.49, goal at least 1.5: not met",
+        "fresh, 64 streams, times the speed without drafts: 0.98, goal at least 0.98: met",
+        "host, 1024 streams, us a token: 0.51, goal at most 0.5: not met",
+        "host, 1024 streams, us a step: 300, goal at most 300: met",
+    ]
+
+
+def test_both_ways_say_the_same_in_other_numbers_of_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = "hidden_size=64,intermediate_size=64,num_hidden_layers=1,vocab_size=9000"
+    model = f"random:llama-3.1-8b,{small},num_attention_heads=2,num_key_value_heads=1"
+    monkeypatch.setattr(speculation, "SMALL_MODEL", f"{model},max_position_embeddings=4096")
+    monkeypatch.setattr(speculation, "_HOST_ROWS", 64)
+    file = tmp_path / "rows.json"
+    options = ["--quick", "--tokens", "48", "--prompt", "64", "--threads", "1"]
+    assert main(["bench", "speculation", *options, "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())
+    found = {(each["kind"], each["streams"]): each for each in rows}
+    assert set(found) == {*speculation._LEAST, ("host", 64)}
+    assert all(each["same"] for each in rows if each["kind"] != "host")
+    edit = found["edit", 1]
+    assert edit["drafted_steps"] < edit["steps"]
+    assert 0 < edit["accepted"] <= edit["drafts"]
+    fresh = found["fresh", 64]
+    assert fresh["overlapped"] == pytest.approx(fresh["overlapped_without"], abs=0.1)
+    assert capsys.readouterr().out.count(", goal ") == 7
+
+
+def test_an_edit_is_its_prompt_with_a_name_changed() -> None:
+    texts = speculation.edited_texts(3, 64, 48)
+    assert [len(text) for text in texts] == [112] * 3
+    assert len({tuple(text) for text in texts}) == 3

@@ -1,0 +1,244 @@
+"""Steps with drafts give each request the tokens that it would have got one by one.
+
+The scheduler, the unfolding of plans and the acceptance are the real ones. The model's next token
+is a hash of what the cache holds in the places that its tables name, so a wrong table, a place that
+was overwritten, or a length that is off by one is another text. Drafts are right for a random
+number of tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from random import Random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.helpers.new_requests import new_request
+from tests.helpers.scheduler_harness import scheduler_of
+
+from slipstream_core.drafting.drafter import Drafts
+from slipstream_core.scheduler.scheduler import Scheduler
+from slipstream_core.step.drafts import accepted, only_accepted, unfold
+from slipstream_core.step.plan import StepPlan, StepResult
+from slipstream_ipc.history.token_log import TokenLog
+from slipstream_ipc.row_set import RowSet
+
+Int64s = npt.NDArray[np.int64]
+
+VOCAB, STOP, MAX_LEN = 13, 3, 64
+
+
+def next_token(seed: int, ids: list[int], *, is_masked: bool) -> int:
+    said = repr((seed, tuple(ids[-6:]))).encode()
+    token = int.from_bytes(hashlib.blake2b(said, digest_size=4).digest(), "little") % VOCAB
+    return (token + 1) % VOCAB if is_masked and token == STOP else token
+
+
+class Asked:
+    """A request as the test knows it."""
+
+    def __init__(self, rng: Random, row: int) -> None:
+        self.row, self.seed = row, rng.randrange(1 << 30) * 64 + row  # no two are equal
+        self.prompt = [1, 2, 4, 5] * 4
+        self.prompt = self.prompt[: rng.randint(1, 16)]
+        self.prompt += [rng.randrange(VOCAB) for _ in range(rng.randint(0, 6))]
+        self.min_tokens, self.max_tokens = rng.choice([0, 0, 5]), rng.randint(1, 30)
+
+    def next(self, ids: list[int]) -> int:
+        is_masked = len(ids) < len(self.prompt) + self.min_tokens
+        return next_token(self.seed, ids, is_masked=is_masked)
+
+    @property
+    def most(self) -> int:
+        return min(len(self.prompt) + self.max_tokens, MAX_LEN)
+
+
+class Prophet:
+    """A drafter whose drafts are right for a random number of tokens, and some behind wrong ones,
+    with pauses.
+    """
+
+    def __init__(self, rng: Random, asked: dict[int, Asked], log: TokenLog) -> None:
+        self.rng, self.asked, self.log = rng, asked, log
+        self.rows: set[int] = set()
+        self.pause, self.num_drafted = 0, 0
+
+    @property
+    def awaits_tokens(self) -> bool:
+        return not self.pause and self.rng.random() < 0.9
+
+    def open(self, row: int) -> None:
+        assert row not in self.rows
+        self.rows.add(row)
+
+    def close(self, rows: Int64s) -> None:
+        self.rows.difference_update(rows.tolist())
+
+    def observe(
+        self, rows: RowSet, ids: npt.NDArray[np.uint32], counts: Int64s | None, tokens: TokenLog
+    ) -> None:
+        assert len(ids) == (len(rows) if counts is None else counts.sum())
+        if self.pause:
+            self.pause -= 1
+        elif self.rng.random() < 0.15:
+            self.pause = self.rng.randint(2, 12)
+
+    def propose(self, rows: RowSet, most: Int64s) -> Drafts | None:
+        lens, drafts = [], []
+        for row, limit in zip(rows.tolist(), most.tolist(), strict=True):
+            assert row in self.rows
+            assert limit <= max(self.asked[row].most - self.log.length(row) - 1, 0)
+            ids = self.log.read(row, 0, self.log.length(row)).tolist()
+            num, right = min(limit, self.rng.randint(0, 7)), self.rng.randint(0, 7)
+            for at in range(0 if self.pause else num):
+                token = self.asked[row].next(ids)
+                wrong = (token + 1 + self.rng.randrange(VOCAB - 1)) % VOCAB
+                is_right = at < right or (at > right and self.rng.random() < 0.5)
+                ids.append(token if is_right else wrong)
+                drafts.append(ids[-1])
+            lens.append(0 if self.pause else num)
+        self.num_drafted += bool(drafts)
+        return Drafts(np.array(lens), np.array(drafts, np.int64)) if drafts else None
+
+
+class Device:
+    """Computes plans as they are launched, and gives the results later."""
+
+    def __init__(self, asked: dict[int, Asked], block_size: int) -> None:
+        self.by_seed = {each.seed: each for each in asked.values()}
+        self.block_size = block_size
+        self.cache: dict[int, int] = {}  # token by place
+        self.tables: dict[tuple[int, int], int] = {}
+        self.last: dict[int, int] = {}
+        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
+
+    def launch(self, plan: StepPlan) -> None:
+        entries = zip(plan.table_slots.tolist(), plan.table_numbers.tolist(), strict=True)
+        self.tables.update(zip(entries, plan.table_blocks.tolist(), strict=True))
+        step = None if plan.draft_lens is None else unfold(plan)
+        rowwise = plan if step is None else step.plan
+        ids = rowwise.token_ids.tolist()
+        for at, slot in enumerate(rowwise.gather_slots.tolist()):
+            if slot >= 0:
+                ids[at] = self.last[slot]
+        self.cache.update(zip(rowwise.kv_slots.tolist(), ids, strict=True))
+        sampled = np.array(
+            [
+                self.sample(rowwise, at, row)
+                for at, row in enumerate(np.flatnonzero(rowwise.samples))
+            ],
+            np.int64,
+        )
+        result = StepResult(plan.step, sampled, None)
+        if step is not None:
+            result = only_accepted(result, step, accepted(step, sampled))
+        counts = np.ones(len(plan.seeds), np.int64) if result.counts is None else result.counts
+        lasts = result.token_ids[np.cumsum(counts) - 1]
+        self.last.update(zip(plan.slots[plan.samples].tolist(), lasts.tolist(), strict=True))
+        self.in_flight.append((plan, result))
+
+    def sample(self, plan: StepPlan, at: int, row: int) -> int:
+        slot, size = int(plan.slots[row]), self.block_size
+        ids = [
+            self.cache[self.tables[slot, position // size] * size + position % size]
+            for position in range(int(plan.kv_lens[row]))
+        ]
+        masked = set(zip(plan.masked_rows.tolist(), plan.masked_ids.tolist(), strict=True))
+        assert int(plan.kv_lens[row]) == len(ids)
+        return next_token(int(plan.seeds[at]), ids, is_masked=(at, STOP) in masked)
+
+
+def serve(rng: Random, **limits: Any) -> tuple[int, int]:
+    """Serve some requests to their ends; the steps, and those of them with drafts."""
+    log, size = TokenLog(rows=2), rng.choice([1, 2, 4, 16])
+    asked = {row: Asked(rng, row) for row in range(rng.randint(1, 6))}
+    drafter = Prophet(rng, asked, log)
+    most_blocks = -(-MAX_LEN // size)
+    scheduler = scheduler_of(
+        log,
+        num_blocks=most_blocks * rng.choice([1, 1, 2, 4]) + 1,
+        block_size=size,
+        max_num_seqs=rng.randint(1, 6),
+        max_num_batched_tokens=rng.choice([8, 32, 512]),
+        max_model_len=MAX_LEN,
+        enable_prefix_caching=rng.random() < 0.6,
+        max_unacked=rng.choice([64, 9]),
+        drafter=drafter,
+    )
+    device = Device(asked, size)
+    pending, live, cut = list(asked), set[int](), set[int]()
+    num_steps = num_computed = idle = 0
+    while pending or live or device.in_flight:
+        if pending and rng.random() < 0.5:
+            live.add(add(scheduler, log, asked[pending.pop()]))
+        acked = np.array([log.length(row) if row in live else 0 for row in range(64)])
+        plan = scheduler.schedule(acked) if len(device.in_flight) < 2 else None
+        if plan is not None:
+            num_steps += 1
+            num_computed += plan.num_tokens
+            assert plan.num_tokens <= scheduler._max_num_batched_tokens
+            device.launch(plan)
+        idle = idle + 1 if plan is None and not device.in_flight and not pending else 0
+        assert idle < 50, "nothing runs"
+        if device.in_flight and (plan is None or rng.random() < 0.5):
+            done, result = device.in_flight.popleft()
+            if result.draft_lens is not None:  # but for wrong drafts
+                num_computed -= int((1 + result.draft_lens - result.counts).sum())
+            sampled = scheduler.complete(done, result.token_ids, result.counts)
+            live.difference_update(sampled.ended.tolist())
+        if live and rng.random() < 0.02:  # a stop string
+            row = rng.choice(sorted(live))
+            scheduler.remove(row)
+            live.remove(row)
+            cut.add(row)
+    for row, each in asked.items():
+        got, ids = log.read(row, 0, log.length(row)).tolist(), list(each.prompt)
+        while len(ids) < len(got):
+            ids.append(each.next(ids))
+        assert got == ids
+        assert len(got) <= each.most
+        assert row in cut or len(got) == each.most
+    assert scheduler.num_free_blocks == scheduler.num_blocks - 1
+    assert not drafter.rows
+    if not cut and not scheduler.num_preemptions:  # no right draft is computed again
+        lasts = sum(log.length(row) - 1 for row in asked)
+        assert num_computed == lasts - scheduler.prefix_cache_hits
+    return num_steps, drafter.num_drafted
+
+
+def add(scheduler: Scheduler, log: TokenLog, asked: Asked) -> int:
+    log.open(asked.row)
+    log.extend(asked.row, np.array(asked.prompt, np.uint32))
+    scheduler.add(
+        new_request(
+            row=asked.row,
+            prompt_len=len(asked.prompt),
+            max_tokens=asked.max_tokens,
+            seed=asked.seed,
+            min_tokens=asked.min_tokens,
+            stop_token_ids=(STOP,) if asked.min_tokens else (),
+        )
+    )
+    return asked.row
+
+
+@given(rng=st.randoms(use_true_random=False))
+@settings(max_examples=150)
+def test_the_tokens_are_those_without_drafts(rng: Random) -> None:
+    serve(rng)
+
+
+def test_many_of_these_steps_have_drafts() -> None:
+    totals = np.sum([serve(Random(seed)) for seed in range(20)], axis=0)
+    assert totals[1] > 0.1 * totals[0]
+
+
+if __name__ == "__main__":
+    import sys
+
+    for seed in range(int(sys.argv[1]), int(sys.argv[1]) + int(sys.argv[2])):
+        serve(Random(seed))

@@ -1,0 +1,185 @@
+"""Streams of a model whose steps have drafts, from the core to the client's text: what they say is
+what they say without, whichever of core and worker dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.helpers.mini_stack import MiniStack, Received
+from tests.helpers.told_drafts import ToldDrafts
+
+from slipstream.demo_model import MODEL_PATH
+from slipstream_core._native import StepSender
+from slipstream_core.config import SpeculativeConfig
+from slipstream_core.workers import sender
+
+NUM_OUTPUTS = 40
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.8, "seed": 3},
+    {"temperature": 1.0, "top_p": 0.9, "seed": 4, "logprobs": 2},
+    {"temperature": 0.7, "top_k": 20, "min_p": 0.02, "seed": 5},
+    {"stop": ["the ", "at"], "min_tokens": 10},
+    {"logprobs": 0, "ignore_eos": True},
+    {"repetition_penalty": 1.2},  # these two have no drafts
+    {"logit_bias": {17: 2.0}, "bad_words": ["of"]},
+]
+DRAFTS = SpeculativeConfig(
+    method="ngram", num_speculative_tokens=8, prompt_lookup_min=1, prompt_lookup_max=4
+)
+SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_seqs": 8,
+    "block_size": 4,
+    "num_blocks": 400,
+    "threads": 1,
+    "speculative_config": DRAFTS,
+}
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: Any) -> list[list[int]]:
+    """No two begin alike."""
+    words = ["def", "class", "The", "import", "for", "If", "return", "A"]
+    return [tokenizer.encode(f"{word} name is a value of name").ids for word in words]
+
+
+def ask(stack: MiniStack, prompts: list[list[int]]) -> list[Received]:
+    client = stack.client()
+    return [
+        client.submit(prompt, **{"max_tokens": NUM_OUTPUTS} | kind)
+        for prompt, kind in zip(prompts, KINDS, strict=True)
+    ]
+
+
+def are_over(streams: list[Received]) -> bool:
+    return all(it.is_over for it in streams)
+
+
+def have_read(streams: list[Received], num: int) -> bool:
+    return max(len(it.token_ids) for it in streams) >= num
+
+
+def said(streams: list[Received]) -> list[object]:
+    return [(it.text, it.token_ids, it.end, it.ranks) for it in streams]
+
+
+def draft_with(stack: MiniStack, drafter: Any) -> None:
+    """Nothing is admitted yet."""
+    assert stack.core is not None
+    scheduler: Any = stack.core.scheduler
+    scheduler._drafter = drafter
+
+
+def drafts_of(stack: MiniStack) -> tuple[int, int]:
+    """Tokens drafted, and right."""
+    assert stack.core is not None
+    counters = stack.core.numbers().counters
+    return counters.num_draft_tokens, sum(counters.num_accepted_tokens_per_pos)
+
+
+def test_drafts_and_deaths_among_them_change_nothing(
+    make_stack: Callable[..., MiniStack], prompts: list[list[int]]
+) -> None:
+    torch.set_num_threads(1)
+    stack = make_stack(model=str(MODEL_PATH), **SETTINGS | {"speculative_config": None})
+    plain = ask(stack, prompts)
+    stack.until(partial(are_over, plain))
+    assert drafts_of(stack) == (0, 0)
+    texts = [[*prompt, *it.token_ids] for prompt, it in zip(prompts, plain, strict=True)]
+    deaths = ((5, "core"), (12, "worker"), (20, "core"))
+    for most, deaths_now in ((1, ()), (4, deaths), (16, ())):
+        stack = make_stack(model=str(MODEL_PATH), **SETTINGS)
+        draft_with(stack, ToldDrafts(texts, 1 << 16, most, seed=most))
+        streams = ask(stack, prompts)
+        for num, kind in deaths_now:
+            stack.until(partial(have_read, streams, num))
+            drafted, right = drafts_of(stack)
+            assert 0 < right < drafted
+            if kind == "core":
+                stack.kill_core()
+                stack.start_core()
+                draft_with(stack, ToldDrafts(texts, 1 << 16, most, seed=num))
+            else:
+                stack.kill_worker()
+                stack.start_worker()
+        stack.until(partial(are_over, streams))
+        assert said(streams) == said(plain), most
+        for got, wanted in zip(streams, plain, strict=True):
+            if deaths_now:  # another core has computed what was said in chunks
+                values = (np.frombuffer(it.logprobs, np.float32) for it in (got, wanted))
+                np.testing.assert_allclose(*values, atol=1e-4)
+            else:
+                assert got.logprobs == wanted.logprobs
+
+
+def test_steps_with_drafts_are_sent_in_c_as_others_are(
+    make_stack: Callable[..., MiniStack], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(1)
+    sent: list[bool] = []
+
+    class Counted:
+        def __init__(self, *columns: Any) -> None:
+            self._sender = StepSender(*columns)
+
+        def send(self, *step: Any) -> int:
+            sent.append(bool(found := self._sender.send(*step)))
+            return found
+
+    monkeypatch.setattr(sender, "StepSender", Counted)
+    kind = {"max_tokens": 120, "ignore_eos": True, "min_tokens": 120}
+    texts: list[list[int]] = []
+    refused = []
+    for most in (0, 4):
+        stack = make_stack(model=str(MODEL_PATH), **SETTINGS | {"speculative_config": None})
+        if most:
+            draft_with(stack, ToldDrafts(texts, 1 << 16, most))
+        sent.clear()
+        client = stack.client()
+        streams = [client.submit(prompt, **kind) for prompt in prompts]
+        stack.until(partial(are_over, streams))
+        texts = [[*prompt, *it.token_ids] for prompt, it in zip(prompts, streams, strict=True)]
+        assert (drafts_of(stack)[1] > 200) == (most > 0)
+        assert sum(sent) > 5
+        refused.append(sent.count(False))
+    assert refused[1] <= refused[0] + 2
+
+
+def test_text_that_repeats_nothing_keeps_steps_that_are_planned_ahead(
+    make_stack: Callable[..., MiniStack], prompts: list[list[int]]
+) -> None:
+    """The same steps, as many of them launched behind another."""
+    torch.set_num_threads(1)
+    found = []
+    for config in (None, DRAFTS):
+        settings = SETTINGS | {"speculative_config": config}
+        stack = make_stack(model=str(MODEL_PATH), **settings)
+        assert stack.core is not None
+        engine: Any = stack.core.engine
+        ahead: list[bool] = []
+        launch = engine._runner.launch
+
+        def noting(plan: Any, launch: Any = launch, engine: Any = engine, to: Any = ahead) -> None:
+            to.append(len(engine._in_flight) > 0)
+            launch(plan)
+
+        engine._runner.launch = noting
+        client = stack.client()
+        kind = {"temperature": 4.0, "max_tokens": 150, "ignore_eos": True, "min_tokens": 150}
+        streams = [client.submit(prompt, **kind, seed=9) for prompt in prompts[:2]]
+        stack.until(partial(are_over, streams))
+        found.append((len(ahead), sum(ahead), [it.token_ids for it in streams]))
+        assert drafts_of(stack)[0] < 8
+    (steps, num_ahead, ids), (steps_drafted, num_ahead_drafted, ids_drafted) = found
+    assert ids == ids_drafted
+    assert steps_drafted >= steps - 8
+    assert num_ahead_drafted >= num_ahead - 16 > 0
