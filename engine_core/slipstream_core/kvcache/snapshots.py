@@ -25,7 +25,6 @@ class Snapshots:
         # by the step that is being planned
         self._saved: dict[bytes, int] = {}
         self._loaded: set[bytes] = set()
-        self.version = 0  # it ascends when more can be found
         self.num_loads = self.num_evictions = 0
 
     @property
@@ -79,7 +78,6 @@ class Snapshots:
     def publish(self) -> None:
         """The step is planned: what it saves can be found by the next one."""
         self._loaded.clear()
-        self.version += bool(self._saved)
         self._of.update(self._saved)
         self._saved.clear()
 

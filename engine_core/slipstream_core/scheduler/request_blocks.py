@@ -56,7 +56,8 @@ class _Shortage:
 
     It needs fewer free blocks now only if more of its own are cached (with a state behind them, if
     the model carries states), or if blocks that were free when they were found are held by others
-    since: at most as many as kept blocks were taken.
+    since: at most as many as kept blocks were taken. It is forgotten where a state is saved that
+    is the request's own: looked up at each state, a long prompt would cost most steps milliseconds.
     """
 
     request: tuple[int, int, int, bool]  # row, generation, known, whether the cache is used
@@ -64,7 +65,6 @@ class _Shortage:
     max_shared: int
     num_wanted: int  # free blocks, including the shared ones that were free
     num_kept_taken: int  # of the pool, at that time
-    snapshots_version: int  # likewise
 
 
 class RequestBlocks:
@@ -93,6 +93,7 @@ class RequestBlocks:
         self._loads: list[tuple[int, int]] = []
         self._saves: list[tuple[int, int, int]] = []
         self._front_saves: list[tuple[int, int]] = []  # (row, snapshot)
+        self._saved_ends: list[tuple[int, bytes]] = []  # of all saves: blocks, the last's digest
         # by running row: the digest of the last mark in its answer
         self._answers: dict[int, bytes] = {}
         # by row: how many of its blocks were cached, where fewer had a snapshot behind them
@@ -137,6 +138,8 @@ class RequestBlocks:
             for row in rows.tolist():
                 self._cache.close(row)
                 self._branches.pop(row, None)
+                if self._shortage is not None and self._shortage.request[0] == row:
+                    self._shortage = None
 
     def find_room(self, row: int, *, reserved: int = 0) -> Int32s | None:
         """The blocks that a waiting request would share, or None if it does not fit.
@@ -158,8 +161,8 @@ class RequestBlocks:
         wanted = -(-(known + 1) // self._block_size) - len(shared) + self._num_idle(shared)
         if wanted <= num_free:
             return shared
-        taken, version = self._pool.num_kept_taken, self.snapshots.version
-        self._shortage = _Shortage(request, len(cached), max_shared, wanted, taken, version)
+        taken = self._pool.num_kept_taken
+        self._shortage = _Shortage(request, len(cached), max_shared, wanted, taken)
         return None
 
     def admit(self, row: int, shared: Int32s) -> None:
@@ -230,6 +233,7 @@ class RequestBlocks:
             return
         self._answers[row] = digest
         self._front_saves.append((row, snapshot))
+        self._saved_ends.append((num_blocks, digest))
         generation = int(self._requests.generation[row])
         self._uses.append(BlockUse(row, generation, _NO_BLOCKS, _NO_BLOCKS, saved=(snapshot,)))
 
@@ -282,6 +286,7 @@ class RequestBlocks:
             return None
         self._loads, self._saves, self._front_saves = [], [], []
         self.snapshots.publish()
+        self._reconsider()
         at = {row: i for i, row in enumerate(rows.tolist())} if saves else {}
         slots = self._requests.slot
         return SnapshotPlan(
@@ -351,6 +356,7 @@ class RequestBlocks:
             snapshot = self.snapshots.save(digest)
             if snapshot is not None:
                 saved.append((row, mark * size - computed, snapshot))
+                self._saved_ends.append((mark, digest))
         self._saves += sorted(saved)
         return tuple(snapshot for _, _, snapshot in saved)
 
@@ -383,11 +389,19 @@ class RequestBlocks:
         self._cache.register(row, start, blocks)
         return blocks
 
+    def _reconsider(self) -> None:
+        """Look up who found no room again if a saved state is behind blocks of its beginning."""
+        saved, self._saved_ends = self._saved_ends, []
+        if self._shortage is None:
+            return
+        assert self._cache is not None
+        row = self._shortage.request[0]
+        if any(self._cache.digests(row, num - 1, num) == [digest] for num, digest in saved):
+            self._shortage = None
+
     def _might_fit(self, shortage: _Shortage, num_free: int) -> bool:
         """True if the request of `shortage` might find room now, with `num_free` blocks free."""
         if shortage.num_wanted <= num_free + self._pool.num_kept_taken - shortage.num_kept_taken:
-            return True
-        if self.snapshots.version > shortage.snapshots_version:
             return True
         num, row = shortage.num_cached, shortage.request[0]
         if num == shortage.max_shared:

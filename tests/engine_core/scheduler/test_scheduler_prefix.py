@@ -759,6 +759,21 @@ def test_who_finds_no_room_is_looked_up_again_once_a_state_was_saved() -> None:
     harness.finish()
 
 
+def test_who_finds_no_room_is_not_looked_up_when_a_state_of_others_was_saved() -> None:
+    """A step of many answers saves some; looking up a long prompt takes milliseconds."""
+    harness = hybrid(num_blocks=33, max_model_len=128)
+    harness.add(PROMPT, 70)
+    harness.run()
+    harness.add([5] * 120, 1)
+    harness.run()
+    before, num_used = harness.num_looked_up, harness.scheduler.snapshots.num_used
+    assert harness.run(60) == [[1]] * 60
+    assert harness.scheduler.snapshots.num_used > num_used
+    assert harness.num_looked_up == before
+    assert harness.scheduler.num_waiting == 1
+    harness.finish()
+
+
 def test_the_next_turn_continues_within_the_answer() -> None:
     harness = hybrid(max_model_len=256, num_blocks=80)
     for ahead in (0, 1):
