@@ -428,6 +428,7 @@ def admission(most: int = 10, most_tokens: int = 1000) -> Admission:
         max_readmitted=5 * most,
         max_waiting_tokens=most_tokens,
         max_readmitted_tokens=5 * most_tokens,
+        engine_objection=lambda _: None,
     )
 
 
