@@ -70,6 +70,36 @@ def test_a_file_that_is_not_understood_is_refused_before_a_process_starts(
         plan_stack(settings_from({"hf_config_path": "x"}), tmp_path)
 
 
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "blocked").touch()
+    file = write_gguf(tmp_path / "tiny.gguf", "llama", make_model("llama"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "blocked"))
+    with pytest.raises(BadRequestError) as refused:
+        folder_of(str(file), tmp_path)
+    said = str(refused.value)
+    assert f"its folder cannot be made in {tmp_path}/blocked/slipstream/gguf: Not a dir" in said
+    assert "set XDG_CACHE_HOME" in said
+
+
+def test_a_relative_cache_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")  # which the specification rules out
+    file = write_gguf(tmp_path / "tiny.gguf", "llama", make_model("llama"))
+    assert folder_of(str(file), tmp_path).parent == tmp_path / ".cache" / "slipstream" / "gguf"
+
+
+def test_a_projector_beside_the_model_is_no_model(cache: Path, tmp_path: Path) -> None:
+    downloads = tmp_path / "downloads"
+    downloads.mkdir()
+    write_gguf(downloads / "Tiny.Q8_0.GGUF", "llama", make_model("llama"), "Q8_0")
+    for name in ("mmproj-F16.gguf", "Tiny.mmproj-Q8_0.gguf"):
+        (downloads / name).touch()
+    weights = folder_of(str(downloads), tmp_path) / "weights-00001.gguf"
+    assert os.readlink(weights) == str(downloads / "Tiny.Q8_0.GGUF")
+
+
 class Hub(BaseHTTPRequestHandler):
     """A hub with one repository of GGUF files."""
 

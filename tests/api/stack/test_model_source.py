@@ -54,6 +54,20 @@ def test_a_gguf_repository_needs_a_type(tmp_path):
     assert "no hub id" not in refusal("tokenizer", str(tmp_path / "nowhere.gguf"))
 
 
+def test_a_missing_gguf_file_is_no_hub_id(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny.Q8_0.gguf").touch()
+    said = refusal("model", "models/tiny.Q4_0.gguf")
+    assert "there is no file models/tiny.Q4_0.gguf" in said
+    assert "did you mean models/tiny.Q8_0.gguf" in said
+    (tmp_path / "models" / "tiny.gguf").symlink_to("blobs/0123")
+    assert "models/tiny.gguf is a link to blobs/0123, which does not exist" in refusal(
+        "model", "models/tiny.gguf"
+    )
+    assert "there is no file tiny.gguf" in refusal("model", "tiny.gguf")
+
+
 def test_a_typo_in_a_path_gets_the_nearest_name(tmp_path, monkeypatch):
     (tmp_path / "qwen3").mkdir()
     (tmp_path / "qwen3" / "config.json").touch()

@@ -117,6 +117,12 @@ def folder_or_hub_id(option: str, value: str, more: str = "") -> str:
     if is_model and value.lower().endswith(_GGUF.replace(".", "-")) and not path.exists():
         allowed = f"the type of one of its GGUF files behind its name, such as {value}:Q4_K_M"
         raise wrong_option(option, value, allowed)
+    if is_model and value.lower().endswith(_GGUF) and not path.exists():
+        if path.is_symlink():
+            why = f"{path} is a link to {path.readlink()}, which does not exist"
+        else:
+            why = f"there is no file {path}{_nearest(path)}"
+        raise wrong_option(option, value, f"a file of the suffix {_GGUF}; {why}")
     if path.exists() or not _HUB_ID.fullmatch(value):
         folder = f"a folder with a {'tokenizer' if option == 'tokenizer' else _CONFIG}"
         file = f"a file of the suffix {_GGUF}" if is_model else ""
@@ -246,7 +252,7 @@ def _unreachable(option: str, value: str, why: str, cache: str) -> BadRequestErr
 def _has_gguf(path: Path) -> bool:
     """True for a GGUF file, and for a folder with some."""
     if path.is_dir():
-        return any(path.glob(f"*{_GGUF}"))
+        return any(each.name.lower().endswith(_GGUF) for each in path.iterdir())
     return path.is_file() and path.name.lower().endswith(_GGUF)
 
 

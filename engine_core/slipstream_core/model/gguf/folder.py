@@ -28,6 +28,7 @@ from slipstream_ipc.cache_folder import user_cache
 Json = dict[str, Any]
 
 _WAY = 1  # of unfolding: counted up when the same file becomes another folder
+_ELSEWHERE = "set XDG_CACHE_HOME to a folder that can be written"
 _STEM = re.compile(r"[^A-Za-z0-9._-]+")
 _LINK = "weights-{:05}.gguf"
 _TEMPLATE = "tokenizer.chat_template"
@@ -60,13 +61,17 @@ def unfold(file: Path, overrides: Overrides | None = None, cache: Path | None = 
     overrides = overrides or Overrides()
     file = file.absolute()  # not resolved: a hub's cache links to files without names
     model = read_gguf(file)
-    parent = (user_cache() / "gguf") if cache is None else cache
+    parent = _cache() if cache is None else cache
     folder = parent / f"{_STEM.sub('-', file.stem)[:80]}-{_digest(model, overrides)}"
     if folder.is_dir():
         return folder
     files = _files(model, overrides)
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=".part-", dir=parent))  # of mode 700
+    try:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=".part-", dir=parent))  # of mode 700
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise OSError(f"its folder cannot be made in {parent}: {why}; {_ELSEWHERE}") from error
     try:
         for name, content in files.items():
             path = made / name
@@ -92,6 +97,13 @@ def weights_file(folder: Path) -> Path | None:
     """The first GGUF file that an unfolded folder links to; None for other folders."""
     link = folder / _LINK.format(1)
     return link.readlink() if link.is_symlink() else None
+
+
+def _cache() -> Path:
+    try:
+        return user_cache() / "gguf"
+    except RuntimeError as error:  # the user has no home
+        raise OSError(f"its folder has no place: {error} {_ELSEWHERE}") from error
 
 
 def _digest(model: GGUFModel, overrides: Overrides) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 _SUFFIX = ".gguf"
-_PROJECTOR = "mmproj"  # of images, beside the model
+_PROJECTOR = "mmproj"  # of images, beside the model: mmproj-F16.gguf, NAME.mmproj-F16.gguf
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _TYPE = re.compile(r"(?:^|[-._/])((?:[A-Z]{2}-)?(?:I?Q\d|F16|F32|BF16|MXFP4|TQ\d)\w*)$", re.I)
 
@@ -72,7 +72,7 @@ def _models(names: Iterable[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in sorted(names):
         stem = name[: -len(_SUFFIX)]
-        if name.lower().endswith(_SUFFIX) and not Path(name).name.lower().startswith(_PROJECTOR):
+        if name.lower().endswith(_SUFFIX) and _PROJECTOR not in Path(name).name.lower():
             found.setdefault(_PART.sub("", stem), []).append(name)
     return found
 
