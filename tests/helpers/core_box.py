@@ -151,7 +151,13 @@ class StateWorker:
     itself.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, **hop: int) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        identity: bytes = b"the worker",
+        **hop: int,
+    ) -> None:
         self._poller = zmq.Poller()
         self._waiting: deque[WorkerToCore] = deque()
         self.streams: dict[bytes, Held] = {}
@@ -167,7 +173,7 @@ class StateWorker:
             address,
             worker_codec(),
             self._poller,
-            identity=b"the worker",
+            identity=identity,
             now=time.monotonic(),
             options=LinkOptions(welcome_within_s=0.2),
             **hop,
@@ -362,8 +368,9 @@ class CoreBox:
         self.core.close()
         self.core = None
 
-    def worker(self) -> StateWorker:
-        worker = StateWorker(self.context, self.address, incarnation=len(self.workers) + 1)
+    def worker(self, identity: bytes = b"the worker") -> StateWorker:
+        incarnation = len(self.workers) + 1
+        worker = StateWorker(self.context, self.address, identity, incarnation=incarnation)
         self.workers.append(worker)
         return worker
 

@@ -9,6 +9,7 @@ from slipstream.cli.options.parser import Command, Parser, add_commands
 
 COMPARISONS = {
     "engines": "one model served by several engines",
+    "vllm": "vLLM's own server, and ours over the same engine",
     "threads": "a CPU engine with several numbers of threads, beside other processes",
     "ways": "the Python client, and HTTP, streamed and in one piece",
     "ceiling": "the processes around a device of 0 ms, and vLLM's",

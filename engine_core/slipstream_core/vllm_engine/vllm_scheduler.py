@@ -3,10 +3,11 @@
 - vLLM schedules. Here requests wait until there is room for them in its engine, where a few more
   than it can run are ready, so that it never lacks one. They begin by priority, then in the order
   in which they came.
-- No turn is launched while a request whose end its worker decides is `_MAX_UNACKED` tokens ahead of
-  the worker: vLLM cannot leave out a single one, so the overrun of all is bounded by the slowest.
-- A suspect runs alone: what runs beside it is taken back, and begins again behind it with all of
-  its tokens.
+- A request whose end its worker decides is taken back when it is `_MAX_UNACKED` tokens ahead of the
+  worker, as vLLM cannot leave out a single one, and begins again once the worker has half of them.
+  Where all requests are that far ahead, no turn is launched instead.
+- A suspect runs alone: what runs beside it is taken back.
+- What is taken back begins again with all of its tokens, ahead of what never began.
 - A request with log-probabilities begins when there is room for those of all its outputs, as it
   cannot be held up later.
 """
@@ -34,6 +35,8 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _MAX_UNACKED = 64  # outputs, as in `Scheduler`
+_RESUME_UNACKED = _MAX_UNACKED // 2
+_BEGUN = -(2**62)  # added to an arrival, orders it ahead of those that never began
 _READY_SHARE, _MIN_READY = 8, 8  # requests ready in vLLM: 1 / 8 of those that it runs, or 8
 _NONE: Int64s = np.empty(0, np.int64)
 
@@ -77,6 +80,7 @@ class VllmScheduler:
         self._untouched: dict[int, int] = {}  # by row, without a token: tokens to compute
         self._masked: dict[int, str] = {}  # ids by row, in vLLM
         self._suspects: dict[int, None] = {}  # rows, in order
+        self._held: dict[int, None] = {}  # rows taken back, too far ahead of their workers
         self._with_room: set[int] = set()  # rows with room for all of their log-probabilities
         self._num_shared: dict[int, int] = {}  # by row
         self._started: list[int] = []
@@ -161,15 +165,13 @@ class VllmScheduler:
     def remove(self, row: int) -> None:
         """Remove a request, waiting or in vLLM. Does nothing if it is not here."""
         if row in self._requests:
-            request_id = self._id_of.get(row)
-            if request_id is not None:
-                self._leave(row)
-                self._runner.abort(request_id)
+            if row in self._id_of:
+                self._take_back(row)
             self._drop(row)
 
     def schedule(self, acked: Acked) -> VllmTurn | None:
         """A turn of vLLM, or None while there is nothing to compute, or it may not run ahead."""
-        if not self._requests or self._is_ahead(acked):
+        if not self._requests or not self._may_launch(acked):
             return None
         if self._suspects:
             begins = self._suspect_alone()
@@ -221,11 +223,11 @@ class VllmScheduler:
         """Raises VllmFailed: the core ends, and another goes on with its streams."""
         raise VllmFailed(f"turn {plan.step} failed in {self._runner.info.engine}; the core ends")
 
-    def _wait(self, row: int) -> None:
+    def _wait(self, row: int, *, has_begun: bool = False) -> None:
         request = self._requests[row]
         self._num_arrivals += 1
-        self._arrivals[row] = self._num_arrivals
-        heapq.heappush(self._queue, (request.spec.priority, self._num_arrivals, row))
+        self._arrivals[row] = self._num_arrivals + (_BEGUN if has_begun else 0)
+        heapq.heappush(self._queue, (request.spec.priority, self._arrivals[row], row))
         self._untouched[row] = self._tokens.length(row)
 
     def _next_rows(self) -> list[int]:
@@ -281,13 +283,17 @@ class VllmScheduler:
         """Begin the first suspect, or go on with it, with nothing else in vLLM."""
         alone = next(iter(self._suspects))
         for row in [row for row in self._id_of if row != alone]:
-            self._runner.abort(self._id_of[row])
-            self._leave(row)
-            self._wait(row)
+            self._take_back(row)
+            self._wait(row, has_begun=True)
         if self._num_in_flight or alone in self._id_of:
             return []  # its turns are alone, too, in what is known of those in flight
         self._reserve(alone, force=True)
         return [self._begin(alone)]
+
+    def _take_back(self, row: int) -> None:
+        """Abort a row's request in vLLM."""
+        self._runner.abort(self._id_of[row])
+        self._leave(row)
 
     def _leave(self, row: int) -> None:
         """A row's request is in vLLM no longer."""
@@ -301,6 +307,7 @@ class VllmScheduler:
         self._arrivals.pop(row, None)
         self._untouched.pop(row, None)
         self._suspects.pop(row, None)
+        self._held.pop(row, None)
         self._with_room.discard(row)
         self._budget.waiting.discard(row)
 
@@ -318,14 +325,42 @@ class VllmScheduler:
             )
         return self._columns[1:]
 
-    def _is_ahead(self, acked: Acked) -> bool:
-        """True if some request is as far ahead of its worker as it may be."""
+    def _may_launch(self, acked: Acked) -> bool:
+        """Take back the requests that are as far ahead of their workers as they may be; False if
+        the next turn has to wait for what workers acknowledge.
+        """
+        if self._held:
+            self._resume_held(acked)
+        far = self._far_ahead(acked)
+        if not far:
+            return True
+        if self._num_in_flight:
+            return False  # its tokens are not lost, and acknowledgements may come first
+        is_all = len(far) == len(self._id_of) and not self._arrivals
+        if is_all or self._suspects:
+            return False
+        for row in far:
+            self._take_back(row)
+            self._held[row] = None
+        return True
+
+    def _far_ahead(self, acked: Acked) -> list[int]:
         _, rows, prompt_lens = self._rows()
         if not len(rows):
-            return False
+            return []
         in_flight = self._num_in_flight * self._runner.max_tokens_per_turn
-        behind = np.maximum(positions(acked)[rows], prompt_lens)
-        return bool((self._tokens.lengths(rows) - behind).max() + in_flight >= _MAX_UNACKED)
+        unacked = self._tokens.lengths(rows) - np.maximum(positions(acked)[rows], prompt_lens)
+        far: list[int] = rows[unacked + in_flight >= _MAX_UNACKED].tolist()
+        return far
+
+    def _resume_held(self, acked: Acked) -> None:
+        """Queue the requests that were taken back, once their workers are near enough."""
+        at = positions(acked)
+        for row in list(self._held):
+            known = max(int(at[row]), self._requests[row].prompt_len)
+            if self._tokens.length(row) - known <= _RESUME_UNACKED:
+                del self._held[row]
+                self._wait(row, has_begun=True)
 
     def _start(self, request_id: str, num_cached: int) -> None:
         """A request got its first token since it began."""

@@ -269,6 +269,54 @@ def test_no_turn_begins_while_a_worker_is_too_far_behind(make_box: MakeBox) -> N
     check([bounded, other])
 
 
+@pytest.mark.parametrize("tokens_per_step", [1, 3])
+def test_a_worker_that_stands_still_holds_up_its_own_streams_alone(
+    make_box: MakeBox, tokens_per_step: int
+) -> None:
+    box = make_box(engine_args={"speculative_config": {"num_speculative_tokens": 2}})
+    box.engine.num_tokens = tokens_per_step
+    still, alive = box.worker(b"still"), box.worker(b"alive")
+    kinds: list[dict[str, Any]] = [{"seed": 7, "temperature": 1.0}, {"logprobs": 5}]
+    kinds += [{"frequency_penalty": 1.0}]
+    bounded = [
+        still.send_admit(admit([10 + i, 20], 200, stop_token_ids=(1,), **kind))
+        for i, kind in enumerate(kinds)
+    ]
+    unbounded = still.send_admit(admit([13, 20], 200))
+    box.until(lambda: all(len(held.token_ids) >= 3 for held in (*bounded, unbounded)))
+    still.is_reading = False
+    others = send(alive, mixed(12, max_tokens=190))
+    box.until(all_over(others))
+    check(others)
+    core = box.core
+    assert core is not None
+    for held in bounded:
+        assert held.row is not None
+        assert 60 <= core.tokens.length(held.row) - 2 - len(held.token_ids) <= 64 + 8
+    still.is_reading = True
+    box.until(all_over([*bounded, unbounded]))
+    check([*bounded, unbounded])
+    assert not box.engine.scheduler.requests
+    assert not box.scheduler.has_work
+
+
+def test_what_was_taken_back_goes_ahead_of_what_never_began(make_box: MakeBox) -> None:
+    box = make_box()
+    still, alive = box.worker(b"still"), box.worker(b"alive")
+    held = still.send_admit(admit([10, 20], 150, stop_token_ids=(1,)))
+    box.until(lambda: len(held.token_ids) >= 3)
+    still.is_reading = False
+    first = send(alive, mixed(max_in_engine(fake_vllm.MAX_NUM_SEQS), max_tokens=100))
+    box.until(lambda: bool(box.scheduler._held))
+    later = send(alive, [admit([500 + i, 7], 150) for i in range(30)])
+    box.take_in(1 + len(first) + len(later))
+    still.is_reading = True
+    box.until(lambda: held.is_over)
+    assert sum(each.is_over for each in later) < len(later) / 2
+    box.until(all_over([*first, *later]))
+    check([held, *first, *later])
+
+
 def _fails(_core: fake_vllm.EngineCore) -> None:
     raise RuntimeError("no such luck")
 

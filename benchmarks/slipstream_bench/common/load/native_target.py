@@ -94,6 +94,7 @@ class NativeTarget:
             "ignore_eos": self._request_options.ignore_eos,
             "logprobs": self._request_options.logprobs,
             "stream_interval": self._request_options.stream_interval or 1,
+            "stop": self._request_options.stop or (),
         }
 
 

@@ -170,6 +170,7 @@ class LoadRequestOptions(Struct, frozen=True):
     ignore_eos: bool
     timeout_s: float
     stream_interval: int | None = None
+    stop: str | None = None
 
 
 class _Model(Struct):
@@ -285,6 +286,8 @@ class OpenAITarget:
                 body["logprobs"] = request_options.logprobs
         if request_options.ignore_eos:
             body["ignore_eos"] = True
+        if request_options.stop is not None:
+            body["stop"] = request_options.stop
         if request_options.stream_interval is not None:
             body["stream_interval"] = request_options.stream_interval
         if self._asks_usage:
