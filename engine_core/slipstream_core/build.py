@@ -176,7 +176,7 @@ def assemble_core(
         lambda: Vocabulary(find_tokenizer(config.model), info.vocab_size, info.eos_token_ids)
     )
     poller.register(compiler.fileno(), zmq.POLLIN)
-    counters = EngineCounters()
+    counters = EngineCounters(info.engine)
     manager = StreamManager(
         scheduler,
         store,

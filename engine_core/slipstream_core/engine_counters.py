@@ -29,9 +29,10 @@ Int64s = npt.NDArray[np.int64]
 
 
 class EngineCounters:
-    """The counters of one core."""
+    """The counters of one core. engine: name and version of another engine than ours."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str = "") -> None:
+        self._engine = engine
         self.recent = RecentSpans(has_nums=True)  # steps, added by the engine
         self._num_steps = 0
         self._num_computed_tokens = 0
@@ -127,6 +128,7 @@ class EngineCounters:
                 block_size=scheduler.block_size,
                 num_state_snapshots=snapshots.num,
                 num_used_state_snapshots=snapshots.num_used,
+                engine=self._engine,
             ),
             CoreCounters(
                 num_steps=self._num_steps,

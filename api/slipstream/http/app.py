@@ -54,7 +54,7 @@ from slipstream.http.server.cors import Cors
 from slipstream.http.server.hosts import Hosts
 from slipstream.request.served_models import listed_names
 from slipstream_ipc.messages import ModelCard
-from slipstream_ipc.telemetry.statistics import Statistics
+from slipstream_ipc.telemetry.statistics import CoreNumbers, Statistics
 
 _NEEDS_KEY = ("/v1/", "/generate", "/abort", "/tokenize", "/detokenize")
 _MODEL = "/v1/models/"
@@ -95,7 +95,7 @@ class App:
         self._cors = Cors(()) if cors is None else cors
         self._hosts = Hosts(None) if hosts is None else hosts
         self._started = int(time.time())
-        self._version = json_response(200, Version(version("slipstream")))  # read from disk once
+        self._version = version("slipstream")  # read from disk once
         self.is_draining = False
         self.health = StackHealth(hang_timeout_s)
         self.live = LiveStatistics()
@@ -237,7 +237,10 @@ class App:
         exchange.respond(json_response(503 if status == "unhealthy" else 200, health))
 
     def _get_version(self, _request: HttpRequest, exchange: Exchange) -> None:
-        exchange.respond(self._version)
+        numbers = (each.numbers for each in self.statistics.processes.values())
+        engines = {each.gauges.engine for each in numbers if isinstance(each, CoreNumbers)}
+        engine = ", ".join(sorted(engines - {""}))
+        exchange.respond(json_response(200, Version(self._version, engine)))
 
     def _get_metrics(self, request: HttpRequest, exchange: Exchange) -> None:
         model_name = self._metrics_label

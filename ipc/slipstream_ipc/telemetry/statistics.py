@@ -145,6 +145,7 @@ class CoreGauges(Struct, frozen=True, omit_defaults=True):
     block_size: Count = 0  # tokens
     num_state_snapshots: Count = 0  # of recurrent states, for the prefix cache
     num_used_state_snapshots: Count = 0
+    engine: StatisticName = ""  # name and version of the engine inside; empty: ours
 
 
 class CoreCounters(Struct, frozen=True, omit_defaults=True):

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from tests.helpers.front_app import app_over
 
@@ -15,7 +16,12 @@ from slipstream.http.admin import metrics
 from slipstream.http.api_errors import ApiError
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.response_encoding import Response
-from slipstream_ipc.telemetry.statistics import ProcessStatistics, Statistics
+from slipstream_ipc.telemetry.statistics import (
+    CoreGauges,
+    CoreNumbers,
+    ProcessStatistics,
+    Statistics,
+)
 
 
 class Answers:
@@ -44,6 +50,20 @@ def test_the_packages_metadata_is_read_once(monkeypatch: pytest.MonkeyPatch) -> 
         handler(request, Exchange(request, cast(Any, answers)))
     assert answers.bodies == [b'{"version":"%b"}' % version("slipstream").encode()] * 2
     assert names == ["slipstream"]
+
+
+def test_the_version_names_an_engine_that_is_not_ours() -> None:
+    no: Any = None
+    routes, answers = app_over(no), Answers()
+    core = CoreNumbers(CoreGauges(engine="vllm 0.32.0"))
+    places = {"core": ProcessStatistics(numbers=core), "http": ProcessStatistics()}
+    routes.statistics = Statistics(1.0, places)
+    request = HttpRequest("GET", "/version")
+    routes._handlers["/version"]["GET"](request, Exchange(request, cast(Any, answers)))
+    assert msgspec.json.decode(answers.bodies[0]) == {
+        "version": version("slipstream"),
+        "engine": "vllm 0.32.0",
+    }
 
 
 def test_health_tells_the_process_ids_that_are_known() -> None:

@@ -317,6 +317,12 @@ def test_what_was_taken_back_goes_ahead_of_what_never_began(make_box: MakeBox) -
     check([held, *first, *later])
 
 
+def test_the_cores_numbers_name_the_engine(make_box: MakeBox) -> None:
+    box = make_box()
+    assert box.core is not None
+    assert box.core.numbers().gauges.engine == "vllm 0.32.0"
+
+
 def _fails(_core: fake_vllm.EngineCore) -> None:
     raise RuntimeError("no such luck")
 

@@ -220,6 +220,14 @@ def _core_metrics() -> Iterator[_Family]:
         lambda n: {(str(n.gauges.block_size), str(n.gauges.num_blocks)): 1.0},
         ("block_size", "num_gpu_blocks"),
     )
+    yield _Family(
+        _Gauge,
+        "engine_info",
+        "1, with name and version of an engine that is not Slipstream's.",
+        CoreNumbers,
+        lambda n: {(n.gauges.engine,): 1.0} if n.gauges.engine else {},
+        ("engine",),
+    )
 
 
 def _worker_metrics() -> Iterator[_Family]:

@@ -151,7 +151,9 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/ready": Endpoint("get", "whether requests are served", responses.Health, has_key=False),
     "/metrics": Endpoint("get", "metrics for Prometheus", str, has_key=False, media="text/plain"),
     "/live": Endpoint("get", "current rates, latencies and timeline", LiveNumbers, has_key=False),
-    "/version": Endpoint("get", "version of Slipstream", responses.Version, has_key=False),
+    "/version": Endpoint(
+        "get", "version of Slipstream, and of another engine", responses.Version, has_key=False
+    ),
     "/v1/models": Endpoint("get", "served models", responses.Models, query=PAGE_QUERY),
     "/v1/models/{id}": Endpoint("get", "one served model", responses.Model),
     "/v1/completions": Endpoint(

@@ -261,7 +261,8 @@ class Aborted(Struct, frozen=True):
     status: Literal["aborted", "ended"]
 
 
-class Version(Struct, frozen=True):
-    """The version of Slipstream."""
+class Version(Struct, frozen=True, omit_defaults=True):
+    """The version of Slipstream. engine: name and version of another engine that it serves."""
 
     version: str
+    engine: str = ""

@@ -400,6 +400,7 @@ NOT_SHOWN = {  # sizes that stay
     "slipstream:num_kv_cache_blocks",
     "slipstream:num_state_snapshots",
     "slipstream:cache_config_info",
+    "slipstream:engine_info",
 }
 
 
@@ -466,6 +467,17 @@ def test_no_series_is_given_twice() -> None:
         f'slipstream:router_requests_total{{model_name="one",process="http",why="{why}"}} {num}'
         for why, num in (("home", "8.0"), ("load", "1.0"))
     ]
+
+
+def test_an_engine_that_is_not_ours_is_named() -> None:
+    def lines(engine: str) -> list[str]:
+        core = ProcessStatistics("ready", numbers=CoreNumbers(CoreGauges(engine=engine)))
+        text = Metrics().response(Statistics(1.0, {"core": core}), "m", "").body.decode()
+        return [line for line in text.splitlines() if line.startswith("slipstream:engine_info")]
+
+    labels = 'engine="vllm 0.32.0",model_name="m",process="core"'
+    assert lines("vllm 0.32.0") == [f"slipstream:engine_info{{{labels}}} 1.0"]
+    assert not lines("")
 
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
