@@ -215,7 +215,8 @@ async def _run(
 
 def _is_engine(pid: int) -> bool:
     with suppress(psutil.Error):  # it has ended
-        return psutil.Process(pid).name().startswith(_ENGINE_TITLES)
+        name: str = psutil.Process(pid).name()
+        return name.startswith(_ENGINE_TITLES)
     return False
 
 

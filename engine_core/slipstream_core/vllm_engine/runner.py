@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.config import CoreConfig
-from slipstream_core.load_error import ModelLoadError, brief
+from slipstream_core.load_error import ModelLoadError
 from slipstream_core.runner.device_thread import DeviceThread
 from slipstream_core.step.plan import ModelInfo, StepFailed, StepResult
 from slipstream_core.vllm_engine import settings
@@ -155,8 +155,8 @@ def load(config: CoreConfig) -> VllmRunner:
         vllm_config = EngineArgs(**args).create_engine_config(UsageContext.OPENAI_API_SERVER)
         core = EngineCore(vllm_config, Executor.get_class(vllm_config), log_stats=False)
     except (ValueError, RuntimeError, OSError) as error:
-        # their messages may run to paragraphs
-        raise ModelLoadError(config.model, f"vLLM {version}: {brief(error)}") from error
+        refusal = settings.refusal(error)
+        raise ModelLoadError(config.model, f"vLLM {version}: {refusal}") from error
     logger.info(
         "vLLM %s: executor %s, asynchronous scheduling %s, runner V%d",
         version,

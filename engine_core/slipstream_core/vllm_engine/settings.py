@@ -17,6 +17,8 @@ OLDEST, NEWEST = (0, 30), (0, 33)  # minor versions
 MAX_LOGPROBS = MAX_NARROW - 1
 """The most log-probabilities of a token, besides its own: a step's are one table."""
 
+_MAX_REFUSAL = 300  # characters: it may list all architectures
+
 # read when vLLM is imported
 _ENVIRONMENT = {
     "VLLM_CONFIGURE_LOGGING": "0",  # its records go to our handler
@@ -116,6 +118,21 @@ def check_names(model: str, args: dict[str, Any], known: type) -> None:
             raise ModelLoadError(
                 model, f"--engine-args: vLLM's EngineArgs have no field {name!r} in this version"
             )
+
+
+def refusal(error: Exception) -> str:
+    """The reason why vLLM refuses its arguments, in one line. pydantic, which checks them, says it
+    behind a line that names a class alone.
+    """
+    details = getattr(error, "errors", None)
+    if not callable(details):
+        return brief(error)
+    told = []
+    for each in details():
+        place = ".".join(map(str, each["loc"]))
+        told.append(f"{place}: {each['msg']}" if place else str(each["msg"]))
+    line = " ".join("; ".join(told).split())
+    return line if len(line) <= _MAX_REFUSAL else f"{line[:_MAX_REFUSAL]}…"
 
 
 def set_threads(threads: int | None) -> None:

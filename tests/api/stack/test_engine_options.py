@@ -117,6 +117,15 @@ def test_options_of_the_engine_need_it(name: str, value: Any) -> None:
         engine_options(settings_from({name: value}))
 
 
+def test_a_python_without_the_packages_of_an_environment_with_vllm(tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    told = r"got 'a Python without msgspec, numpy, .*allowed: the Python .* with vLLM"
+    with pytest.raises(BadRequestError, match=told):
+        engine_python(settings_from({"engine": "vllm", "engine_python": str(bare)}))
+
+
 def test_a_python_that_is_none_or_of_another_version(tmp_path: Path) -> None:
     with pytest.raises(BadRequestError, match=r"the Python .* of an environment"):
         engine_python(settings_from({"engine": "vllm", "engine_python": str(tmp_path / "no")}))

@@ -126,6 +126,33 @@ def test_versions_that_are_refused(version: str, monkeypatch: pytest.MonkeyPatch
     assert str(raised.value) == f"cannot load the model '/m': {why}"
 
 
+class _InvalidError(ValueError):
+    """As pydantic's ValidationError, whose first line does not say what is wrong."""
+
+    def __str__(self) -> str:
+        return "2 validation errors for ModelConfig\n  Value error, ..."
+
+    def errors(self) -> list[dict[str, Any]]:
+        many = " ".join(f"'M{i}ForCausalLM'," for i in range(300))
+        return [
+            {"loc": ("dtype",), "msg": "no such\ntype"},
+            {"loc": (), "msg": f"Value error, ['X'] are not supported. Supported: {many}"},
+        ]
+
+
+def test_what_vllm_says_against_a_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_args: Any) -> Any:
+        raise _InvalidError
+
+    monkeypatch.setattr(fake_vllm.EngineArgs, "create_engine_config", refuses)
+    with pytest.raises(ModelLoadError) as raised:
+        load_engine(config_of())
+    told = str(raised.value)
+    why = "dtype: no such type; Value error, ['X'] are not supported. Supported: 'M0ForCausalLM',"
+    assert told.startswith(f"cannot load the model '/m': vLLM 0.32.0: {why}")
+    assert len(told) < 400
+
+
 def test_a_missing_vllm_is_said_with_the_ways_to_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm.version", None)
     with pytest.raises(

@@ -18,6 +18,15 @@ from slipstream_ipc.validation.simulated_model import SIMULATED
 
 VLLM = "vllm"
 
+_IMPORTED_AT_ONCE = ("msgspec", "numpy", "psutil", "zmq")  # by a core, beside our packages
+_ASK = """
+import sys
+from importlib.util import find_spec
+
+print("{}.{}".format(*sys.version_info))
+print(*[name for name in sys.argv[1:] if find_spec(name) is None])
+"""
+
 OF_OUR_ENGINE = (
     "attention_backend",
     "block_size",
@@ -116,21 +125,29 @@ def engine_options(settings: StackSettings) -> dict[str, Any]:
 def engine_python(settings: StackSettings) -> str | None:
     """The Python that the core runs with, if it is another environment's. Raises: BadRequestError.
 
-    It has to be of this one's minor version, as our packages have extensions.
+    It has to be of this one's minor version, as our packages have extensions, and to have what a
+    core imports at once, which vLLM's environments have. Whether vLLM can serve, the core says.
     """
     given = settings.engine_python
     if given is None:
         return None
     python = os.path.abspath(os.path.expanduser(given))
     own = "{}.{}".format(*sys.version_info)
-    ask = "import sys; print('{}.{}'.format(*sys.version_info))"
     try:
-        found = subprocess.run(
-            [python, "-I", "-c", ask], capture_output=True, text=True, timeout=_START_S, check=True
-        ).stdout.strip()
+        found, *lacking = subprocess.run(
+            [python, "-I", "-c", _ASK, *_IMPORTED_AT_ONCE],
+            capture_output=True,
+            text=True,
+            timeout=_START_S,
+            check=True,
+        ).stdout.split() or [""]
     except (OSError, subprocess.SubprocessError) as error:
         allowed = f"the Python {own} of an environment ({error})"
         raise wrong_option("engine_python", given, allowed) from None
     if found != own:
         raise wrong_option("engine_python", f"Python {found}, {given}", f"a Python {own}")
+    if lacking:
+        allowed = f"the Python {own} of an environment with vLLM"
+        what = f"a Python without {', '.join(lacking)}, {given}"
+        raise wrong_option("engine_python", what, allowed)
     return python
