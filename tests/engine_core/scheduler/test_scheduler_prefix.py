@@ -260,6 +260,35 @@ class Harness:
             self.forget(row)
         return sampled.rows.tolist()
 
+    def collect_several(self, num_more: int) -> None:
+        """Take in the oldest step, as one that gave each row that read its own so many tokens more;
+        what is in flight for these rows is dropped.
+        """
+        plan, fails, token_ids, were_right = self.launched[0]
+        if fails or not token_ids:
+            self.collect()
+            return
+        self.launched.popleft()
+        given: list[list[int]] = []
+        rows = self.scheduler.rows_of(plan)[plan.samples].tolist()
+        for row, token, was_right in zip(rows, token_ids, were_right, strict=True):
+            given.append([token])
+            for _ in range(num_more if was_right and row in self.streams else 0):
+                given[-1].append(next_token((*self.streams[row].ids, *given[-1])))
+        ids = [token for each in given for token in each]
+        right = [is_right for each, is_right in zip(given, were_right, strict=True) for _ in each]
+        counts = np.array([len(each) for each in given], np.int64)
+        sampled = self.scheduler.complete(plan, np.array(ids, np.int64), counts)
+        assert sampled.counts is not None
+        owners = np.repeat(sampled.rows.array, sampled.counts).tolist()
+        for row, at in zip(owners, sampled.index.tolist(), strict=True):
+            own = self.streams[row].ids
+            assert right[at], "it read what is not its own"
+            assert ids[at] == next_token(tuple(own))
+            own.append(ids[at])
+        for row in sampled.ended.tolist():
+            self.forget(row)
+
     def run(self, steps: int = 1, ahead: int = 0) -> list[list[int]]:
         """So many steps; the tokens that each row of each step computes."""
         counts = []
@@ -899,6 +928,11 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def collect(self) -> None:
         self.harness.collect()
+
+    @precondition(lambda self: self.harness.launched)
+    @rule(num_more=st.integers(1, 3))
+    def collect_several(self, num_more: int) -> None:
+        self.harness.collect_several(num_more)
 
     @rule(steps=st.integers(1, 10), ahead=st.integers(0, 1))
     def run(self, steps: int, ahead: int) -> None:
