@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -146,7 +147,9 @@ class VllmScheduler:
         """Acknowledged positions are looked at before every turn."""
 
     def has_prompt_logprobs(self, row: int) -> None:
-        """A prompt is scored once."""
+        """A prompt is scored once, also where its request is taken back."""
+        if row in self._requests:
+            self._requests[row] = replace(self._requests[row], num_prompt_logprobs=-1)
 
     def add(self, request: NewRequest) -> None:
         """Queue a request whose tokens, its prompt and outputs so far, are in the history."""

@@ -182,6 +182,24 @@ def test_prompt_logprobs_come_whole_and_once(make_box: MakeBox) -> None:
     assert held.token_ids == expected(held.admit)
 
 
+def test_a_prompt_that_is_scored_is_not_scored_again(make_box: MakeBox) -> None:
+    box = make_box()
+    still, alive = box.worker(b"still"), box.worker(b"alive")
+    still._take = _taking_prompts(still)  # type: ignore[method-assign]
+    asked = admit([10, 20, 30], 150, prompt_logprobs=2, stop_token_ids=(1,))
+    held = still.send_admit(asked)
+    box.until(lambda: len(held.token_ids) >= 3)
+    still.is_reading = False
+    other = alive.send_admit(admit([11, 20], 100))
+    box.until(lambda: other.is_over)
+    still.is_reading = True
+    box.until(lambda: held.is_over)
+    check([held, other])
+    own = [each.params for each in box.engine.began if each.prompt == [10, 20, 30]]
+    assert [each.prompt_logprobs for each in own] == [2] + [None] * (len(own) - 1)
+    assert len(own) > 1
+
+
 def _taking_prompts(worker: StateWorker) -> Callable[[Any], None]:
     take = worker._take
     return lambda body: None if isinstance(body, ComputedPromptLogprobs) else take(body)
