@@ -7,6 +7,7 @@ the dequantised matrices in float32, to the bit.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,8 @@ from slipstream_core.weights.coded_parameter import CodedParameter, replace_para
 from slipstream_core.weights.formats import BFLOAT16, FLOAT16, Format
 from slipstream_core.weights.mapped_memory import release
 from slipstream_core.weights.online import ONLINE, quantised
+
+logger = logging.getLogger(__name__)
 
 _FORMATS = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 _SPELLED = {"BF16": torch.bfloat16, "F16": torch.float16}
@@ -71,22 +74,43 @@ def keep_codes(module: PreTrainedModel, names: list[str], quantization: str | No
     """Make coded parameters of a loaded module's matrices, tied ones once: of those that have 16
     bits, and in the format of this name of those that it is for.
 
-    Raises ValueError for a weight that cannot be quantised.
+    Raises ValueError for a weight that cannot be quantised, and if the format is for none of them.
     """
     ends = _ends(module)
+    form = None if quantization is None else ONLINE[quantization]
+    others: list[str] = []  # which the format is not for
+    num_quantised = 0
     for name in names:
         weight = module.get_parameter(name)
         if isinstance(weight, CodedParameter):  # tied to one before
             continue
-        form = None if quantization is None else ONLINE[quantization]
+        if form is not None and not _has_whole_groups(form, weight):
+            others.append(name)
         if form is not None and _is_for(form, weight, ends):
             coded = CodedParameter(quantised(weight, form))
             release(weight.data_ptr(), weight.nbytes)
+            num_quantised += 1
         elif (own := _FORMATS.get(weight.dtype)) is not None:
             coded = CodedParameter(of_tensor(weight, own))
         else:
             continue
         replace_parameters(module, {id(weight): coded})
+    if form is None or not others:
+        return
+    said = f"{len(others)} matrices, {others[0]} the first, have inputs in no whole groups"
+    if not num_quantised:
+        raise ValueError(f"{quantization} has groups of {form.group}, and all {said}")
+    logger.warning("%s of %d and are not quantised to %s", said, form.group, quantization)
+
+
+def quantised_bytes(shell: nn.Module, form: Format) -> int:
+    """Bytes of all matrices in a format, those left out that it is not for."""
+    matrices = map(shell.get_parameter, names_of_matrices(shell))
+    return sum(
+        len(each) * form.row_bytes(each.shape[1])
+        for each in matrices
+        if _has_whole_groups(form, each)
+    )
 
 
 def _ends(module: PreTrainedModel) -> set[int]:
@@ -100,4 +124,8 @@ def _is_for(form: Format, weight: nn.Parameter, ends: set[int]) -> bool:
     """True if a format is for this matrix: whole groups, and with a scale for each channel none of
     the ends, as vLLM has it.
     """
-    return not weight.shape[1] % form.group if form.group else id(weight) not in ends
+    return _has_whole_groups(form, weight) if form.group else id(weight) not in ends
+
+
+def _has_whole_groups(form: Format, weight: torch.Tensor) -> bool:
+    return not form.group or not weight.shape[1] % form.group

@@ -59,6 +59,7 @@ from slipstream_core.model.coded_model import (
     keep_codes,
     left_in,
     names_of_matrices,
+    quantised_bytes,
 )
 from slipstream_core.model.config_overrides import overridden
 from slipstream_core.model.gguf.folder import weights_file
@@ -241,11 +242,14 @@ def load_model(
                 in_matrices = sum(
                     shell.get_parameter(each).numel() for each in names_of_matrices(shell)
                 )
-                own = 0 if online is None else in_matrices * ONLINE[online].bits // 8
+                own = 0 if online is None else quantised_bytes(shell, ONLINE[online])
                 kept += own - torch_dtype.itemsize * in_matrices
             elif not is_quantised and rank is None:
                 kept = _kept_bytes(name, source, config, torch_dtype, num_parameters)
-            refuse_weights(name, kept, read_host_memory())
+            at_first = kept
+            if codes is None and online is not None:  # what is widened is there before it is coded
+                at_first = _kept_bytes(name, source, config, torch_dtype, num_parameters)
+            refuse_weights(name, max(kept, at_first), read_host_memory())
         if is_random(name):
             module = random_module(config, torch_dtype, target, attn_implementation=ATTENTION_NAME)
         elif gguf_file is not None:

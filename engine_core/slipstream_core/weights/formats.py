@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Number = Literal["float32", "float16", "bfloat16", "e8m0"]  # of scales and offsets
@@ -222,9 +223,9 @@ def _values(form: Format, codes: NDArray[Any]) -> Float32s:
         case "integer":
             return codes.astype(np.float32)
         case "bfloat16":
-            return (codes.astype(np.uint32) << 16).view(np.float32)
+            return _widened(codes, torch.bfloat16)
         case "float16":
-            return codes.view(np.float16).astype(np.float32)
+            return _widened(codes, torch.float16)
         case "float8_e5m2":
             return (codes.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
         case "float8_e4m3":
@@ -232,6 +233,13 @@ def _values(form: Format, codes: NDArray[Any]) -> Float32s:
             bits = (wide & 0x80) << 24 | (wide & 0x7F) << 20
             values: Float32s = bits.view(np.float32) * np.float32(2.0**120)
             return values
+
+
+def _widened(bits: NDArray[Any], dtype: torch.dtype) -> Float32s:
+    """Numbers of 16 bits in float32, by torch: in numpy float16 takes ten times as long."""
+    own = bits if bits.flags.writeable else bits.copy()  # torch warns of what is not
+    wide: Float32s = torch.from_numpy(own).view(dtype).float().numpy()
+    return wide
 
 
 def _wide(numbers: NDArray[Any], number: Number) -> Float32s:

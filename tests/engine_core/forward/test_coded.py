@@ -14,6 +14,7 @@ from slipstream_core.forward.projection import Packed
 from slipstream_core.forward.trace import OwnValue
 from slipstream_core.kernels.cpu.kernels import kernels
 from slipstream_core.load_error import ModelLoadError
+from slipstream_core.model.host_memory import HostMemory
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.model.quantization import widen_codes
 from slipstream_core.weights.coded_parameter import (
@@ -120,6 +121,41 @@ def test_quantised_matrices_take_the_bytes_of_their_codes(
             stays = is_end and form.group == 0
             assert weight.matrix.format.name == ("bfloat16" if stays else form.name)
     assert isinstance(coded["lm_head.weight"], CodedParameter)
+
+
+@pytest.mark.parametrize("quantization", ["q8_0", "q4_0"])
+def test_the_memory_of_quantised_weights_counts_their_scales(
+    tmp_path: Path, quantization: str
+) -> None:
+    narrow, _ = _save(tmp_path, "llama", torch.bfloat16)
+    model = _load(narrow, quantization)
+    assert model.kept_bytes == sum(each.nbytes for each in model.module.parameters())
+
+
+def test_what_is_widened_before_it_is_coded_has_to_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow, _ = _save(tmp_path, "llama", torch.bfloat16)
+    monkeypatch.setattr("slipstream_core.model.loader._sixteen_bits", lambda *_: None)
+    with_room = 300_000
+    memory = HostMemory(with_room, with_room, "this machine")
+    monkeypatch.setattr("slipstream_core.model.loader.read_host_memory", lambda: memory)
+    with pytest.raises(ModelLoadError, match="its weights take"):
+        _load(narrow, "q4_0")
+
+
+def test_a_format_for_no_matrix_is_refused_and_one_for_some_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for size, name in ((48, "none"), (64, "some")):
+        config = transformers.LlamaConfig(**SHAPE | {"hidden_size": size, "intermediate_size": 80})
+        transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / name)
+    with pytest.raises(ModelLoadError, match="q8_0 has groups of 32, and all 16 matrices, model"):
+        _load(str(tmp_path / "none"), "q8_0")
+    _load(str(tmp_path / "none"), "int8_per_channel_weight_only")
+    _load(str(tmp_path / "some"), "q8_0")
+    assert "2 matrices, model.layers.0.mlp.down_proj.weight the first" in caplog.text
+    assert "no whole groups of 32 and are not quantised to q8_0" in caplog.text
 
 
 def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
