@@ -68,6 +68,10 @@ BENCHMARKS = {
         "drafts from a request's own text: steps, speed, cost where nothing repeats",
         "slipstream_lab.speculation",
     ),
+    "quantised": (
+        "a model with matrices of 16, 8 and 4 bits beside float32",
+        "slipstream_lab.models.quantised",
+    ),
     "gc": ("cost of a step's ids to the garbage collector", "slipstream_lab.gc_pauses"),
 }
 # names that are no longer benchmarks, answered in 0.1; what to say of each

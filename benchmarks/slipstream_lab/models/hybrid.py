@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from slipstream_core.config import CoreConfig
 from slipstream_core.runner import torch_factory
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.step.plan import StepPlan, blank_plan
+from slipstream_lab.models.model_steps import Goal, decode_step, timed
 from slipstream_lab.models.second_turn import MESSAGE_LEN, measure_second_turn
 
 _BATCHES = (1, 64)
@@ -74,18 +75,6 @@ _OPTIONS = (
     Option("threads", integer(1), "threads that compute the models"),
     Option("layers", integer(4), "of both models, a multiple of 4", 12),
 )
-
-
-class Goal(NamedTuple):
-    """A ratio that is to be reached."""
-
-    name: str
-    value: float
-    least: float
-
-    def __str__(self) -> str:
-        met = "met" if self.value >= self.least else "not met"
-        return f"{self.name}: {self.value:.2f}, goal {self.least}: {met}"
 
 
 def add_options(parser: Parser) -> None:
@@ -150,9 +139,9 @@ def _measure(
         ]
         for name, runner in runners.items():
             for batch in _BATCHES:
-                decode = _decode(batch)
-                parts.append((name, f"decode {batch}", _timed(runner, decode, steps)))
-            parts.append((name, "prefill", _timed(runner, _prompt(prefill), 1)))
+                decode = decode_step(batch, _CONTEXT)
+                parts.append((name, f"decode {batch}", timed(runner, decode, steps)))
+            parts.append((name, "prefill", timed(runner, _prompt(prefill), 1)))
         for _, _, measure in parts:
             measure()  # buffers grow, libraries choose
         for at in range(rounds):  # in turns, there and back
@@ -207,35 +196,6 @@ def _load(folder: Path, prefill: int, threads: int | None) -> TorchRunner:
             num_blocks=2 + (max(prefill, _CONTEXT) + 1) // 16,
             threads=threads,
         )
-    )
-
-
-def _timed(runner: TorchRunner, plan: StepPlan, steps: int) -> Callable[[], float]:
-    """Measures the median of seconds that a step takes."""
-
-    def measure() -> float:
-        taken = []
-        for _ in range(steps):
-            begin = time.perf_counter()
-            runner.launch(plan)
-            runner.collect()
-            taken.append(time.perf_counter() - begin)
-        return statistics.median(taken)
-
-    return measure
-
-
-def _decode(batch: int) -> StepPlan:
-    """A step of rows that decode; all keys are in the null block."""
-    return blank_plan(
-        token_ids=np.arange(batch) + 5,
-        positions=np.full(batch, _CONTEXT - 1),
-        slots=np.arange(batch),
-        query_lens=np.ones(batch, np.int32),
-        kv_lens=np.full(batch, _CONTEXT, np.int32),
-        prompt_lens=np.ones(batch, np.int32),
-        samples=np.ones(batch, bool),
-        temperatures=np.zeros(batch, np.float32),
     )
 
 

@@ -260,9 +260,10 @@ static void coded_row(const Product *p, int64_t panel) {
     end(p, panel, count, 0, 1, sums);
 }
 
-/* Up to FEW rows and `count` panels, so many that enough independent sums are computed at once. */
+/* Up to FEW rows, or none, and `count` panels, so many that enough independent sums are computed at once. */
 static void few_rows(const Product *p, int64_t panel, int64_t count) {
     float sums[4 * FEW * PANEL] __attribute__((aligned(64)));
+    if (!p->rows) return;
     if (p->format) {
         if (count > 1)
             coded_row(p, panel);

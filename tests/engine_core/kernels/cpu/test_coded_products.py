@@ -55,6 +55,12 @@ def test_products_are_those_of_the_dequantised_matrix(
     _compare(form, num_outputs, padded_inputs(form, num_inputs), list(ROWS))
 
 
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_step_may_have_no_rows(name: str) -> None:
+    """Of a long prompt's first chunk no logits are asked."""
+    _compare(FORMATS[name], 83, padded_inputs(FORMATS[name], 96), [0])
+
+
 @given(_FORMAT, st.integers(1, 150), st.integers(1, 600), st.integers(1, 200), st.integers(0, 99))
 @example(FORMATS["fp8_blocks"], 17, 129, 5, 0)
 @example(FORMATS["int8_per_channel"], 33, 257, 1, 0)
