@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from typing import Any
 
@@ -29,6 +30,9 @@ from slipstream_ipc.messages import SamplingDefaults
 logger = logging.getLogger(__name__)
 
 Int32s = npt.NDArray[np.int32]
+
+# how long vLLM's thread may hold the GIL while the loop's wants it, in seconds; by default 5 ms
+_SWITCH_S = 0.0002
 
 
 class VllmRunner:
@@ -143,6 +147,7 @@ def load(config: CoreConfig) -> VllmRunner:
     """Build vLLM's engine core for a core's settings. Raises ModelLoadError."""
     version = settings.version_of_vllm(config.model)
     settings.set_threads(config.threads)
+    sys.setswitchinterval(_SWITCH_S)
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
