@@ -45,11 +45,14 @@ def has_more_than_matrices(shell: nn.Module) -> bool:
 
 
 def names_of_matrices(shell: nn.Module) -> list[str]:
-    """The names of the matrices of linear layers and embeddings."""
+    """The names of the matrices of linear layers and embeddings, but for those that latent
+    attention takes the numbers of.
+    """
     return [
         f"{name}.weight" if name else "weight"
         for name, module in shell.named_modules()
-        if type(module) is nn.Linear or isinstance(module, nn.Embedding)
+        if (type(module) is nn.Linear or isinstance(module, nn.Embedding))
+        and not name.endswith("kv_b_proj")
     ]
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.loader import load_model
+from slipstream_core.weights.coded_parameter import coded_parameters
 from slipstream_lab.models import tiny_models
 
 SERVED = [each for each in tiny_models.ARCHITECTURES if each.refused is None]
@@ -41,6 +43,22 @@ def test_equals_generate(architecture: Any, tmp_path: Path) -> None:
         assert served.outputs == expected, variant.name
         assert (served.num_cached > 0) == variant.is_cached
         assert (served.num_preemptions > 0) == (variant is tiny_models.PREEMPTED)
+
+
+def test_latents_of_a_16_bit_checkpoint_equal_generate(tmp_path: Path) -> None:
+    """Latent attention reads the numbers of a matrix, which a coded one does not have."""
+    torch.set_num_threads(1)
+    [mla] = (each for each in SERVED if each.name.startswith("MiniCPM3"))
+    tiny_models.save(mla, tmp_path)
+    auto: Any = transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "narrow")
+    model.config.dtype = torch.float32
+    model.float().save_pretrained(tmp_path / "wide")
+    loaded = load_model(str(tmp_path / "narrow"), device="cpu", dtype="float32")
+    assert list(coded_parameters(loaded.module))
+    [served] = tiny_models.serve(loaded, tiny_models.PACKED)
+    assert served.outputs == tiny_models.generate(tmp_path / "wide")
 
 
 def test_queries_are_not_scaled_by_their_place_in_a_step(tmp_path: Path) -> None:
