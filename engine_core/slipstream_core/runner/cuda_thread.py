@@ -15,7 +15,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
-from slipstream_core.runner.device_thread import DeviceThread
+from slipstream_core.step.device_thread import DeviceThread
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -55,7 +55,7 @@ from slipstream_core.model.loader import LoadedModel
 from slipstream_core.model.quantization import widen_codes
 from slipstream_core.runner.cuda_thread import CudaThread
 from slipstream_core.runner.decode_graphs import DecodeGraphs, GraphKind
-from slipstream_core.runner.device_thread import DeviceThread
+from slipstream_core.step.device_thread import DeviceThread
 from slipstream_core.runner.graph_capture import NO_CAPTURE, CaptureConfig, CudaRecorder
 from slipstream_core.runner.kv_cache_size import block_bytes
 from slipstream_core.runner.mixed_forwards import StaticForward

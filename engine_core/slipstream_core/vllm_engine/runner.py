@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.load_error import ModelLoadError
-from slipstream_core.runner.device_thread import DeviceThread
+from slipstream_core.step.device_thread import DeviceThread
 from slipstream_core.step.plan import ModelInfo, StepFailed, StepResult
 from slipstream_core.vllm_engine import settings
 from slipstream_core.vllm_engine.engine_requests import Objections

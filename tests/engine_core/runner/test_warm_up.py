@@ -155,7 +155,7 @@ def test_the_blocks_that_are_dealt_out_first_are_touched_until_the_time_is_over(
 _FAULTS = """
 import resource, sys, torch
 from slipstream_core.runner.warm_up import keep_freed_memory
-from slipstream_core.runner.device_thread import DeviceThread
+from slipstream_core.step.device_thread import DeviceThread
 
 def steps(num):
     for _ in range(num):  # as sampling does: a few buffers of a batch's logits
