@@ -55,7 +55,6 @@ from slipstream_core.model.loader import LoadedModel
 from slipstream_core.model.quantization import widen_codes
 from slipstream_core.runner.cuda_thread import CudaThread
 from slipstream_core.runner.decode_graphs import DecodeGraphs, GraphKind
-from slipstream_core.step.device_thread import DeviceThread
 from slipstream_core.runner.graph_capture import NO_CAPTURE, CaptureConfig, CudaRecorder
 from slipstream_core.runner.kv_cache_size import block_bytes
 from slipstream_core.runner.mixed_forwards import StaticForward
@@ -75,6 +74,7 @@ from slipstream_core.states.flat_mixers import mixers_by_kernels
 from slipstream_core.states.flat_step import FlatContext, FlatStep
 from slipstream_core.states.mixers import MixingContext
 from slipstream_core.states.state_pool import StatePool, StateStep
+from slipstream_core.step.device_thread import DeviceThread
 from slipstream_core.step.drafts import Unfolded, accepted, only_accepted, unfold
 from slipstream_core.step.plan import (
     Int32s,
