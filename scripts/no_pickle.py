@@ -60,6 +60,7 @@ DYNAMIC = {
     "table in the file",
     "engine_core/slipstream_core/model/lean_imports.py": "modules of torch: it stands in for them",
     "ipc/slipstream_ipc/fork_server.py": "modules that its parent, the supervisor, would execute",
+    "ipc/slipstream_ipc/other_python.py": "modules that its parent, the supervisor, would execute",
 }
 # what measures other engines measures their pickles, too
 OTHERS = ROOT / "benchmarks" / "slipstream_lab" / "peers"

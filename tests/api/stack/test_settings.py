@@ -153,6 +153,13 @@ def test_every_option_reaches_a_process(tmp_path):
         "state_cache_gib": 0.125,
         "block_size": 32,
         "threads": 3,
+        "quantization": "q8_0",
+        "speculative_config": {
+            "method": "ngram",
+            "num_speculative_tokens": 3,
+            "prompt_lookup_min": 1,
+            "prompt_lookup_max": 5,
+        },
         "tensor_parallel_size": 4,
         "native": False,
         "trust_remote_code": True,
@@ -185,6 +192,7 @@ def test_every_option_reaches_a_process(tmp_path):
     assert {*given, "keys", "members"} == {*StackSettings.__struct_fields__} - elsewhere
     core, worker = configs(tmp_path, **given)
     arrived = {**msgspec.structs.asdict(worker), **msgspec.structs.asdict(core)}
+    arrived["speculative_config"] = msgspec.to_builtins(core.speculative_config)
     assert {name: arrived[name] for name in given} == given
 
 

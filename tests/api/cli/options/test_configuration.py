@@ -115,6 +115,7 @@ def test_every_option_of_serve_can_stand_in_a_file_and_in_a_variable(written, mo
     examples |= dict.fromkeys(("native", "spare_worker", "spare_core"), False)
     examples["cuda_graph_sizes"] = 4
     examples["master_port"] = 29501
+    examples["quantization"] = "q8_0"
     examples["metrics_prefix"] = "vllm"
     assert set(examples) == set(StackSettings.__struct_fields__)
     file = written("".join(f"{name}: {json.dumps(value)}\n" for name, value in examples.items()))
