@@ -44,8 +44,16 @@ def test_gguf_files_and_folders_with_one_are_models(tmp_path):
         assert is_gguf(folder_or_hub_id("model", str(given)))
     assert is_gguf(folder_or_hub_id("model", "org/name-GGUF:Q4_K_M"))
     assert not is_gguf(folder_or_hub_id("model", "org/name"))
-    (folder / "config.json").touch()
+    (folder / "config.json").touch()  # as repositories of GGUF files often have
+    assert is_gguf(folder_or_hub_id("model", str(folder)))
+    (folder / "model.safetensors").touch()
     assert not is_gguf(folder_or_hub_id("model", str(folder)))
+
+
+def test_an_unfolded_gguf_file_is_a_checkpoint(tmp_path):
+    (tmp_path / "config.json").touch()
+    (tmp_path / "weights-00001.gguf").symlink_to(tmp_path / "x.gguf")
+    assert not is_gguf(folder_or_hub_id("model", str(tmp_path)))
 
 
 def test_a_gguf_repository_needs_a_type(tmp_path):

@@ -27,6 +27,7 @@ _ANSWERS = "answers="
 _CONFIG = "config.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _GGUF = ".gguf"
+_UNFOLDED = "weights-00001.gguf"  # what the core's program links to the file
 _HUB_GGUF = re.compile(rf"(?P<name>{_HUB_ID.pattern}):(?P<type>[A-Za-z0-9][\w.-]*)")
 _CONNECT_S = 5.0
 _CACHE_VARIABLE, _OFFLINE_VARIABLE = "HF_HUB_CACHE", "HF_HUB_OFFLINE"
@@ -169,7 +170,7 @@ def is_gguf(model: str) -> bool:
     """
     if not is_hub_id(model):
         path = Path(model)
-        return path.is_absolute() and not (path / _CONFIG).is_file() and _has_gguf(path)
+        return path.is_absolute() and not _is_checkpoint(path) and _has_gguf(path)
     return _HUB_GGUF.fullmatch(model) is not None
 
 
@@ -247,6 +248,17 @@ def _unreachable(option: str, value: str, why: str, cache: str) -> BadRequestErr
         f"along{_nearest(Path(value))}"
     )
     return wrong_option(option, value, allowed)
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """True for a folder with a configuration, unless GGUF files are the only weights beside it, as
+    in many repositories of the hub. The links of an unfolded file are a checkpoint's weights.
+    """
+    if not (folder / _CONFIG).is_file():
+        return False
+    names = [each.name.lower() for each in folder.iterdir()]
+    own = (name for name in names if name.endswith((".safetensors", ".bin", _UNFOLDED)))
+    return any(own) or not any(name.endswith(_GGUF) for name in names)
 
 
 def _has_gguf(path: Path) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests.helpers.gguf_models import FAMILIES, make_model, write_gguf, write_tokenizer
 
+from slipstream.stack.plan.model_source import is_gguf
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.fingerprint import fingerprint_of_files
 from slipstream_core.model.gguf.folder import Overrides, unfold, weights_file
@@ -52,6 +53,7 @@ def test_a_folder_is_made_once_and_belongs_to_its_user(tmp_path: Path) -> None:
     assert unfold(file, cache=tmp_path / "cache") == folder
     assert (folder / "config.json").stat() == before
     assert [each.name for each in folder.parent.iterdir()] == [folder.name]
+    assert not is_gguf(str(folder))  # it is a checkpoint now
 
 
 def test_equal_headers_in_two_places_are_two_folders(tmp_path: Path) -> None:
