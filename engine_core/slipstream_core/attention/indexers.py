@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
@@ -18,6 +18,9 @@ class EveryToken:
 
     def __getitem__(self, part: object) -> EveryToken:
         return self
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"it computes with what an indexer selects ({name})")
 
 
 EVERY_TOKEN = EveryToken()
