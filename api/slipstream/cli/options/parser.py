@@ -116,6 +116,14 @@ class Parser(argparse.ArgumentParser):
             namespace.option_names = option_names(self._actions, words, vars(namespace))
         return namespace, []
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # argparse before Python 3.13 takes the value of `--option=--` for the end of options
+        if not action.option_strings or arg_strings != ["--"]:
+            return super()._get_values(action, arg_strings)
+        value = self._get_value(action, "--")
+        self._check_value(action, value)
+        return value if action.nargs in (None, "?") else [value]
+
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with code 2."""
         required = "the following arguments are required: "

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -169,6 +169,7 @@ def test_options_with_types_of_their_own_are_converted(written, capsys):
 
 @hypothesis_settings(max_examples=40)  # a parser for each
 @given(st.from_regex(r"[A-Za-z0-9._/:=-]{1,20}", fullmatch=True))
+@example("--")
 def test_a_value_means_what_it_means_on_the_command_line(tmp_path_factory, text):
     """YAML's own types have no say: `off`, `012`, `1e3`, `null`-like words, dates, sexagesimals."""
     file = tmp_path_factory.mktemp("config") / "server.yaml"
