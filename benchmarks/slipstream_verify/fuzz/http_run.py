@@ -33,6 +33,7 @@ _KEYS = ("of-attackers", "of-others")
 _MODEL = "simulated:step_ms=1,max_model_len=65536"
 _START_S = 120.0
 _ANSWER_S = 120.0  # that an answer may take
+_TOLD_S = 30.0  # until a front tells its process
 _MOST_SHOWN = 10
 _MOST_IDS = 64
 _LAST_EVENTS = (b"data: [DONE]\n\n", b"event: message_stop\n", b"event: error\n", b'"error":')
@@ -231,8 +232,13 @@ class _HttpRun:
         return status, wrong_with(request, status, kind, body)
 
     def _front(self) -> int:
-        _, _, body = _ask(self._port, "GET", "/health", b"")
-        return int(json.loads(body)["pids"]["http"])
+        end_s = time.monotonic() + _TOLD_S
+        while time.monotonic() < end_s:
+            _, _, body = _ask(self._port, "GET", "/health", b"")
+            pids = json.loads(body).get("pids", {})
+            if "http" in pids:  # a front hears of the processes a moment after it is ready
+                return int(pids["http"])
+        raise TimeoutError(f"/health named no process for {_TOLD_S:.0f} s")
 
     def _cpu_s(self) -> float:
         with contextlib.suppress(OSError):

@@ -341,6 +341,7 @@ def gets_in(
 ) -> bool:
     """Whether a message arrives, and its answer too."""
     dealer = new_dealer(context, address, os.urandom(16), access)
+    dealer.setsockopt(zmq.SNDTIMEO, POLL_MS if access is WELCOME else NEVER_MS)
     try:
         dealer.send(b"x")
         if not router.poll(POLL_MS if access is WELCOME else NEVER_MS):

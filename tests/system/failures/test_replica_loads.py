@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import time
+from collections import deque
 
 import pytest
 import zmq
@@ -33,25 +34,26 @@ class Router:
             now=time.monotonic(),
             options=LinkOptions(WANTS_LOAD),
         )
-        self.loads: list[Load] = []
+        self._unread: deque[Load] = deque()
         self.welcome: Welcome | None = None
 
     def await_state(self, state: str) -> Load:
-        """The first load with this state that comes from now on."""
-        patience, num = Patience(), len(self.loads)
+        """The next load with this state; several may come at once."""
+        patience = Patience()
         while True:
+            while self._unread:
+                load = self._unread.popleft()
+                if load.state == state:
+                    return load
             patience.check()
             self._poller.poll(50)
             now = time.monotonic()
             for body in self._dealer.receive(now):
                 if isinstance(body, Load):
-                    self.loads.append(body)
+                    self._unread.append(body)
                 elif isinstance(body, Welcome):
                     self.welcome = body
             self._dealer.beat(now)
-            found = [load for load in self.loads[num:] if load.state == state]
-            if found:
-                return found[0]
 
     def close(self) -> None:
         self._dealer.close()
