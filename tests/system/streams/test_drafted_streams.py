@@ -17,6 +17,7 @@ from tests.helpers.told_drafts import ToldDrafts
 from slipstream.demo_model import MODEL_PATH
 from slipstream_core._native import StepSender
 from slipstream_core.config import SpeculativeConfig
+from slipstream_core.drafting.step_costs import StepCosts
 from slipstream_core.workers import sender
 
 NUM_OUTPUTS = 40
@@ -165,6 +166,9 @@ def test_text_that_repeats_nothing_keeps_steps_that_are_planned_ahead(
         stack = make_stack(model=str(MODEL_PATH), **settings)
         assert stack.core is not None
         engine: Any = stack.core.engine
+        scheduler: Any = stack.core.scheduler
+        if config is not None:  # not those of this machine at this moment
+            scheduler._drafter._costs = StepCosts()
         ahead: list[bool] = []
         launch = engine._runner.launch
 
