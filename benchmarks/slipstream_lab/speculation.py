@@ -121,7 +121,7 @@ def bench_speculation(arguments: argparse.Namespace) -> int:
 
 
 def goals(rows: Sequence[Row]) -> list[Goal]:
-    """What was to be reached."""
+    """Return the goals, and whether they were met."""
     found = []
     for row in rows:
         kind, streams = row["kind"], row["streams"]
@@ -244,7 +244,7 @@ def said(texts: Sequence[Sequence[int]] | None) -> Iterator[None]:
 
 
 def host_row(num_steps: int) -> Row:
-    """What the drafter takes of a step of many rows, of which none repeats anything."""
+    """Return the drafter's time in a step of many rows, none of which repeats anything."""
     rows, log = RowSet(np.arange(_HOST_ROWS)), TokenLog()
     drafter = NgramDrafter(
         num_speculative_tokens=_DRAFTS.num_speculative_tokens,

@@ -131,7 +131,7 @@ def compare_vllm(arguments: argparse.Namespace) -> int:
 
 
 def goals(rows: Sequence[Row]) -> list[Goal]:
-    """What our server is to reach beside vLLM's, for each number of streams and each variant."""
+    """Return the goals of our server beside vLLM's, for each number of streams and each variant."""
     found: list[Goal] = []
     by = {(row["server"], row["streams"], row["variant"]): row for row in rows}
     for (server, streams, variant), ours in by.items():
@@ -256,7 +256,7 @@ def _ours(plan: VllmPlan) -> Iterator[tuple[int, int]]:
 
 
 def _flags(plan: VllmPlan) -> list[str]:
-    """Those that both servers take."""
+    """Return the options that both servers take."""
     return [
         *("--dtype", "float32", "--max-model-len", str(plan.max_model_len), "--enforce-eager"),
         *("--max-num-seqs", str(max(plan.streams)), "--no-enable-prefix-caching"),

@@ -162,7 +162,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def is_simulated(self) -> bool:
-        """Whether no model computes."""
+        """True if no model computes."""
         if self.model is None:
             return not self.is_hybrid
         return self.model.startswith(SIMULATED)

@@ -1,4 +1,4 @@
-"""What a user asks of drafts reaches the core in vLLM's words, or is refused with the reason."""
+"""Settings of speculation reach the core in vLLM's words, or are refused with the reason."""
 
 from __future__ import annotations
 

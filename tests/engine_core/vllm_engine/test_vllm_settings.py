@@ -1,4 +1,4 @@
-"""What becomes of a core's settings in vLLM, and what is refused at the start and of requests."""
+"""Translates a core's settings into vLLM's, and refuses those of the start and of requests."""
 
 from __future__ import annotations
 

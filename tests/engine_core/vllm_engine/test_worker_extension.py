@@ -1,4 +1,4 @@
-"""What vLLM's process that computes is given: requests that begin with outputs, seeds included."""
+"""Requests that begin with outputs, seeds included, in vLLM's process that computes."""
 
 from __future__ import annotations
 

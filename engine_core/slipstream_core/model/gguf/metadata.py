@@ -1,4 +1,4 @@
-"""Takes typed values out of a file's metadata, and tells what nobody took.
+"""Takes typed values out of a file's metadata, and names the keys that were not taken.
 
 A key that says how a model computes, and that this code does not know, means that the model would
 compute something else here: such keys are refused by name.
