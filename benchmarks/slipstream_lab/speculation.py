@@ -40,6 +40,7 @@ from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
 from slipstream_lab.common.bare_loop import Driven, LoopRequest, drive
+from slipstream_lab.common.goals import Goal
 from slipstream_lab.compare.small_model import SMALL_MODEL
 
 _BUDGET = 2048
@@ -58,21 +59,6 @@ _OPTIONS = (
     Option("prompt", integer(16, 1024), "tokens of a prompt that is edited", 256),
     Option("threads", integer(1), "threads that compute the model"),
 )
-
-
-class Goal(NamedTuple):
-    """A number to be reached."""
-
-    name: str
-    value: float
-    bound: float
-    is_most: bool = False
-
-    def __str__(self) -> str:
-        met = self.value <= self.bound if self.is_most else self.value >= self.bound
-        about = "at most" if self.is_most else "at least"
-        answer = "met" if met else "not met"
-        return f"{self.name}: {self.value:.3g}, goal {about} {self.bound:g}: {answer}"
 
 
 class Sides(NamedTuple):
@@ -127,8 +113,12 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
         kind, streams = row["kind"], row["streams"]
         if kind == "host":
             of = f"host, {streams} streams, us a"
-            found.append(Goal(f"{of} token", _number(row["us_a_token"]), _MOST_US_A_TOKEN, True))
-            found.append(Goal(f"{of} step", _number(row["us_a_step"]), _MOST_US_A_STEP, True))
+            found.append(
+                Goal(f"{of} token", _number(row["us_a_token"]), _MOST_US_A_TOKEN, is_most=True)
+            )
+            found.append(
+                Goal(f"{of} step", _number(row["us_a_step"]), _MOST_US_A_STEP, is_most=True)
+            )
         else:
             name = f"{kind}, {streams} streams, times the speed without drafts"
             found.append(

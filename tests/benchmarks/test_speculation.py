@@ -19,11 +19,11 @@ def test_goals() -> None:
         {"kind": "host", "streams": 1024, "us_a_token": 0.51, "us_a_step": 300.0},
     ]
     assert list(map(str, speculation.goals(rows))) == [
-        "edit, 1 streams, times the speed without drafts: 2.6, goal at least 2.5: met",
+        "edit, 1 streams, times the speed without drafts: 2.60, goal at least 2.5: met",
         "edit, 8 streams, times the speed without drafts: 1.49, goal at least 1.5: not met",
         "fresh, 64 streams, times the speed without drafts: 0.98, goal at least 0.98: met",
         "host, 1024 streams, us a token: 0.51, goal at most 0.5: not met",
-        "host, 1024 streams, us a step: 300, goal at most 300: met",
+        "host, 1024 streams, us a step: 300.00, goal at most 300: met",
     ]
 
 

@@ -37,6 +37,7 @@ from slipstream_bench.common.report import (
     median_rows,
     print_rows,
 )
+from slipstream_lab.common.goals import Goal
 from slipstream_lab.peers.peer_process import PROGRAM, checked_python
 from slipstream_lab.peers.server_process import free_port, server_process
 
@@ -90,20 +91,6 @@ class VllmPlan(NamedTuple):
         return self.input_len + self.output_len + 64
 
 
-class Goal(NamedTuple):
-    """A bound that is to be kept. is_least: from below."""
-
-    name: str
-    value: float
-    bound: float
-    is_least: bool
-
-    def __str__(self) -> str:
-        is_met = self.value >= self.bound if self.is_least else self.value <= self.bound
-        sign, met = ">=" if self.is_least else "<=", "met" if is_met else "not met"
-        return f"{self.name}: {self.value:.2f}, goal {sign} {self.bound:g}: {met}"
-
-
 def add_options(parser: Parser) -> None:
     """The benchmark's options."""
     group = parser.add_argument_group("what is measured")
@@ -143,15 +130,15 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
             return float(over[name] or 0) / float(under[name] or 1)
 
         rate = ratio("output_tokens_per_s", ours, theirs)
-        found.append(Goal(f"{where}tokens a second, ours / vLLM's", rate, 0.95, True))
+        found.append(Goal(f"{where}tokens a second, ours / vLLM's", rate, 0.95))
         ttft = ratio("ttft_median_ms", ours, theirs)
-        found.append(Goal(f"{where}TTFT p50, ours / vLLM's", ttft, 1.0, False))
+        found.append(Goal(f"{where}TTFT p50, ours / vLLM's", ttft, 1.0, is_most=True))
         chunks = float(ours["chunks_per_token"] or 0)
-        found.append(Goal(f"{where}chunks a token", chunks, 0.95, True))
+        found.append(Goal(f"{where}chunks a token", chunks, 0.95))
         if isinstance(streams, int) and streams >= _MANY:
             rest = ratio("rest_us_per_token", theirs, ours)
             least = 3.0 if variant == PLAIN else 4.0
-            found.append(Goal(f"{where}CPU of the rest, vLLM's / ours", rest, least, True))
+            found.append(Goal(f"{where}CPU of the rest, vLLM's / ours", rest, least))
     return found
 
 

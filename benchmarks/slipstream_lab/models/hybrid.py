@@ -29,7 +29,8 @@ from slipstream_core.config import CoreConfig
 from slipstream_core.runner import torch_factory
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.step.plan import StepPlan, blank_plan
-from slipstream_lab.models.model_steps import Goal, decode_step, timed
+from slipstream_lab.common.goals import Goal
+from slipstream_lab.models.model_steps import decode_step, timed
 from slipstream_lab.models.second_turn import MESSAGE_LEN, measure_second_turn
 
 _BATCHES = (1, 64)

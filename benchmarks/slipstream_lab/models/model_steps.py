@@ -1,28 +1,15 @@
-"""Steps of a model's runner, timed, and the goals that benchmarks of models hold them to."""
+"""Steps of a model's runner, timed."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.step.plan import StepPlan, blank_plan
-
-
-class Goal(NamedTuple):
-    """A ratio that is to be reached."""
-
-    name: str
-    value: float
-    least: float
-
-    def __str__(self) -> str:
-        met = "met" if self.value >= self.least else "not met"
-        return f"{self.name}: {self.value:.2f}, goal {self.least}: {met}"
 
 
 def timed(runner: TorchRunner, plan: StepPlan, steps: int) -> Callable[[], float]:

@@ -24,7 +24,8 @@ from slipstream_bench.common.report import add_common, check_common, print_rows
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner import torch_factory
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_lab.models.model_steps import Goal, decode_step, timed
+from slipstream_lab.common.goals import Goal
+from slipstream_lab.models.model_steps import decode_step, timed
 
 _BATCHES = (1, 8, 64)
 _CONTEXT = 64  # tokens in front of a decode step

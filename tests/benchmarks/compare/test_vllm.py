@@ -33,17 +33,17 @@ def test_a_goal_says_what_was_reached_and_whether_that_is_enough() -> None:
     ]
     told = [str(goal) for goal in comparison.goals(rows)]
     assert told == [
-        "1 streams, plain: tokens a second, ours / vLLM's: 0.94, goal >= 0.95: not met",
-        "1 streams, plain: TTFT p50, ours / vLLM's: 1.00, goal <= 1: met",
-        "1 streams, plain: chunks a token: 1.00, goal >= 0.95: met",
-        "64 streams, plain: tokens a second, ours / vLLM's: 1.00, goal >= 0.95: met",
-        "64 streams, plain: TTFT p50, ours / vLLM's: 0.90, goal <= 1: met",
-        "64 streams, plain: chunks a token: 1.00, goal >= 0.95: met",
-        "64 streams, plain: CPU of the rest, vLLM's / ours: 3.00, goal >= 3: met",
-        "64 streams, top5_stop: tokens a second, ours / vLLM's: 1.00, goal >= 0.95: met",
-        "64 streams, top5_stop: TTFT p50, ours / vLLM's: 1.10, goal <= 1: not met",
-        "64 streams, top5_stop: chunks a token: 1.00, goal >= 0.95: met",
-        "64 streams, top5_stop: CPU of the rest, vLLM's / ours: 3.00, goal >= 4: not met",
+        "1 streams, plain: tokens a second, ours / vLLM's: 0.94, goal at least 0.95: not met",
+        "1 streams, plain: TTFT p50, ours / vLLM's: 1.00, goal at most 1: met",
+        "1 streams, plain: chunks a token: 1.00, goal at least 0.95: met",
+        "64 streams, plain: tokens a second, ours / vLLM's: 1.00, goal at least 0.95: met",
+        "64 streams, plain: TTFT p50, ours / vLLM's: 0.90, goal at most 1: met",
+        "64 streams, plain: chunks a token: 1.00, goal at least 0.95: met",
+        "64 streams, plain: CPU of the rest, vLLM's / ours: 3.00, goal at least 3: met",
+        "64 streams, top5_stop: tokens a second, ours / vLLM's: 1.00, goal at least 0.95: met",
+        "64 streams, top5_stop: TTFT p50, ours / vLLM's: 1.10, goal at most 1: not met",
+        "64 streams, top5_stop: chunks a token: 1.00, goal at least 0.95: met",
+        "64 streams, top5_stop: CPU of the rest, vLLM's / ours: 3.00, goal at least 4: not met",
     ]
 
 
