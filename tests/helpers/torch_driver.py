@@ -219,6 +219,11 @@ def generate(folder: Path, prompts: Sequence[list[int]], num_tokens: int) -> lis
     """The outputs of transformers, one prompt at a time."""
     torch.set_num_threads(1)  # threads that wait for each other are slow on a busy machine
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    return generate_by(model, prompts, num_tokens)
+
+
+def generate_by(model: Any, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
+    """The outputs of a model of transformers, one prompt at a time."""
     return [
         model.generate(
             torch.tensor([prompt]),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.helpers.gguf_models import FAMILIES, TYPES, WIDE, make_model, write_gguf
-from tests.helpers.torch_driver import BLOCK, Driver, Request, prompts_of
+from tests.helpers.torch_driver import BLOCK, Driver, Request, generate_by, prompts_of
 from transformers import PreTrainedModel
 
 from slipstream_core.model.gguf.folder import unfold
@@ -23,18 +23,7 @@ def generated(model: PreTrainedModel) -> list[list[int]]:
     reference = type(model)(model.config)
     reference.load_state_dict(model.state_dict())
     reference.eval().set_attn_implementation("eager")
-    return [
-        reference.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            max_new_tokens=NUM_TOKENS,
-            min_new_tokens=NUM_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )[0, len(prompt) :].tolist()
-        for prompt in PROMPTS
-    ]
+    return generate_by(reference, PROMPTS, NUM_TOKENS)
 
 
 def served(model: LoadedModel) -> list[list[int]]:
