@@ -33,7 +33,7 @@ from slipstream_ipc.validation.json_schema import (
     shown_path,
 )
 from slipstream_worker.formats.property_types import property_types, referred, type_of
-from slipstream_worker.formats.scanners.values import value_as_json
+from slipstream_worker.formats.scanners.values import escape_attribute, value_as_json
 
 Schema = Mapping[str, Any]
 ANY_CHAR = "(.|\\n)"
@@ -468,7 +468,7 @@ class _TaggedArguments:
         written = name
         forbidden: tuple[str, ...] = (end, ">", "\n")
         if attribute is not None and attribute.is_escaped:
-            written, forbidden = name.replace("&", "&amp;").replace('"', "&quot;"), ("\n",)
+            written, forbidden = escape_attribute(name), ("\n",)
         if not name or name != name.strip() or any(each in name for each in forbidden):
             raise self._parameters.refusal(f"the name {name[:100]!r}")
         types = tuple(filter(None, self._types.get(name, "").split("|")))

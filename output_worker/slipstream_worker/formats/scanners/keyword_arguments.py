@@ -20,7 +20,7 @@ from slipstream_worker.formats.scanners.json_scanner import MAX_NESTING, NO_HALF
 from slipstream_worker.formats.scanners.scanner import BLANKS, ScanContext, ScanStatus
 from slipstream_worker.formats.scanners.typed_scanner import TypedScanner, escape_json, read_until
 
-__all__ = ["ArgumentState", "KeywordArgumentsScanner", "python_container_as_json"]
+__all__ = ["WORDS_AS_JSON", "ArgumentState", "KeywordArgumentsScanner", "python_container_as_json"]
 
 _MAX_TOKEN_CHARS: Final = 1024  # of a key; and of a number, or a word
 _STRUCTURE: Final = frozenset(",:()[]{}'\"" + BLANKS)
@@ -28,7 +28,7 @@ _CLOSERS: Final = {"(": ")", "[": "]", "{": "}"}
 _ENDS_VALUE: Final = frozenset(",)]}:" + BLANKS)
 _ENDS_BARE: Final = frozenset(",]}")  # where strings may stand without their delimiter
 _NUMBER: Final = re.compile(r"([+-]?)(\d[\d_]*)?(?:(\.)(\d[\d_]*)?)?(?:[eE]([+-]?\d+))?", re.ASCII)
-_WORDS: Final = {
+WORDS_AS_JSON: Final = {
     "True": "true",
     "False": "false",
     "None": "null",
@@ -147,7 +147,7 @@ class KeywordArgumentsScanner(TypedScanner):
 
     def _beginning(self, token: str) -> str:
         """The JSON form of a word or a number that breaks off; empty if it is neither."""
-        for word, value in _WORDS.items():
+        for word, value in WORDS_AS_JSON.items():
             if word.startswith(token):
                 return value[: len(token)]
         return self._word(token)
@@ -337,8 +337,8 @@ class KeywordArgumentsScanner(TypedScanner):
         """A word or a number as JSON; empty if it is neither, and strings have to be marked."""
         if self._has_delimiter:
             token = token.rstrip(BLANKS)
-            return _WORDS.get(token) or number_as_json(token) or encode_basestring(token)
-        return _WORDS.get(token) or number_as_json(token) or ""
+            return WORDS_AS_JSON.get(token) or number_as_json(token) or encode_basestring(token)
+        return WORDS_AS_JSON.get(token) or number_as_json(token) or ""
 
     # -- strings
 

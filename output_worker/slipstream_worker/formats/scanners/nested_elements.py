@@ -78,10 +78,7 @@ class NestedElementsScanner(TypedScanner):
         super().__init__(context)
         self._opening = element.prefix + "<"
         self._end_tag = "/" + element.end
-        tools = context.tools
-        self._types = tools.get(context.name, {}) if tools is not None else {}
         self._hazards = STRING_HAZARDS | frozenset(element.prefix[0])
-        self._is_first = True
         self._key = ""
         self._open: list[_Open] = []  # outermost first
         self._num_chars = 0  # of a value that is not decided
@@ -188,10 +185,6 @@ class NestedElementsScanner(TypedScanner):
         self._phase = _ElementPhase.STRING if is_string else _ElementPhase.VALUE
         if not is_string:
             self._begin_value()
-
-    @property
-    def _before_key(self) -> str:
-        return "{" if self._is_first else ", "
 
     def _begin_value(self) -> None:
         self._num_chars = 0

@@ -30,7 +30,7 @@ from slipstream_worker.formats.scanners.typed_scanner import (
     escape_json,
     read_until,
 )
-from slipstream_worker.formats.scanners.values import WORD_CHARS, value_as_json
+from slipstream_worker.formats.scanners.values import WORD_CHARS, unescape_attribute, value_as_json
 
 __all__ = ["TagPhase", "TaggedParametersScanner"]
 
@@ -68,8 +68,6 @@ class TaggedParametersScanner(TypedScanner):
         self._closing = element.closing.literal
         self._end = element.end.literal
         self._value_opening = element.value_opening.literal if element.value_opening else ""
-        tools = context.tools
-        self._types = tools.get(context.name, {}) if tools is not None else {}
         self._ids = frozenset(  # that are no tags where they stand as text
             part.literal
             for part in delimiters(element)
@@ -77,7 +75,6 @@ class TaggedParametersScanner(TypedScanner):
         )
         by_text = "" if self._closing in self._ids else self._closing[0]
         self._hazards = STRING_HAZARDS | frozenset(by_text)
-        self._is_first = True
         self._held = ""  # what is held: of a tag, a key, or the end of a value
         self._tail = ""  # of a value, before `_held`: it may be the tag that ends the arguments
         self._can_end_open = self._closing not in self._ids and self._end not in self._ids
@@ -254,11 +251,7 @@ class TaggedParametersScanner(TypedScanner):
         attribute = self._element.attribute
         if attribute is None or not attribute.is_escaped:
             return key
-        return key.replace("&quot;", '"').replace("&amp;", "&")
-
-    @property
-    def _before_key(self) -> str:
-        return "{" if self._is_first else ", "
+        return unescape_attribute(key)
 
     def _behind_tag(self) -> None:
         opening = self._value_opening

@@ -23,6 +23,8 @@ class TypedScanner(ABC):
         self.num_held = 0
         self._held = ""  # text that may be the beginning of a tag or a literal
         self._unquotable = context.unquotable
+        self._types = (context.tools or {}).get(context.name, {})  # of the function's properties
+        self._is_first = True  # nothing of the arguments' object was given
         self._has_begun = False
         self._ends_at_once = False  # what begins the call ends it, too, and is taken once more
         self._pieces: list[str] = []
@@ -53,6 +55,10 @@ class TypedScanner(ABC):
     def _is_word(self, literal: str) -> bool:
         """True if a delimiter that is no part of this element may stand in its strings as text."""
         return literal not in self._unquotable
+
+    @property
+    def _before_key(self) -> str:
+        return "{" if self._is_first else ", "
 
     def take(self) -> str:
         text = "".join(self._pieces)

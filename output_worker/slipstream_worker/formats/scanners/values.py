@@ -9,16 +9,18 @@ import msgspec
 
 from slipstream_ipc.validation.json_nesting import is_nested_deeper
 from slipstream_worker.formats.scanners.json_scanner import MAX_NESTING, without_halves
-from slipstream_worker.formats.scanners.keyword_arguments import python_container_as_json
+from slipstream_worker.formats.scanners.keyword_arguments import (
+    WORDS_AS_JSON,
+    python_container_as_json,
+)
 from slipstream_worker.formats.scanners.scanner import BLANKS
 
-__all__ = ["WORD_CHARS", "value_as_json"]
+__all__ = ["WORD_CHARS", "escape_attribute", "unescape_attribute", "value_as_json"]
 
 WORD_CHARS: Final = frozenset("0123456789+-.eE" + "truefalsenullTrueFalseNone" + BLANKS)
 """The characters of numbers and words; other values are strings or containers."""
 
 _MAX_PYTHON_CHARS: Final = 2**15  # it is read at once, a character at a time
-_PYTHON_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
 
 
 def value_as_json(text: str, types: Collection[str], python: bool = False) -> str | None:
@@ -30,7 +32,7 @@ def value_as_json(text: str, types: Collection[str], python: bool = False) -> st
     text = text.strip(BLANKS)
     value = _json(text)
     if value is None and python:
-        value = _PYTHON_WORDS.get(text)
+        value = WORDS_AS_JSON.get(text)
         if value is None and text[:1] in ("[", "{") and len(text) <= _MAX_PYTHON_CHARS:
             value = python_container_as_json(text)
     if value is None:
@@ -41,6 +43,16 @@ def value_as_json(text: str, types: Collection[str], python: bool = False) -> st
     if "string" in types and ("string" in kinds or kinds.isdisjoint(types)):
         return None
     return value
+
+
+def escape_attribute(text: str) -> str:
+    """`text` as it stands between the quotes of a tag's attribute."""
+    return text.replace("&", "&amp;").replace('"', "&quot;")
+
+
+def unescape_attribute(text: str) -> str:
+    """The inverse of `escape_attribute`."""
+    return text.replace("&quot;", '"').replace("&amp;", "&")
 
 
 def _json(text: str) -> str | None:
