@@ -1,18 +1,17 @@
 """Assembles an engine core from its parts.
 
 Nothing here depends on processes or signals, so benchmarks and tests build the same core
-in-process. Only here and in the settings is asked which engine computes: all other parts know the
-protocols `Scheduling` and `TurnRunner`.
+in-process. `engine_of` alone asks which engine computes: all other parts know the protocols
+`Scheduling` and `TurnRunner`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
@@ -43,7 +42,7 @@ from slipstream_core.workers.streams import StreamManager
 from slipstream_ipc.crash_note import read_note
 from slipstream_ipc.history.logprob_log import LogprobLog
 from slipstream_ipc.history.token_log import TokenLog
-from slipstream_ipc.messages import Admit, Fault, ModelCard
+from slipstream_ipc.messages import ModelCard
 from slipstream_ipc.telemetry.statistics import CoreNumbers
 from slipstream_ipc.telemetry.trace import Tracer, open_tracer
 from slipstream_ipc.transport.codec import core_codec
@@ -104,31 +103,77 @@ class Core:
             self.note.close()
 
 
-def import_engine(config: CoreConfig, *, is_awaited: bool = False) -> None:
-    """Import what `load_engine` needs, which takes seconds and does not depend on the model.
+class CoreEngine(Protocol):
+    """An engine that schedules and computes: this project's parts, or vLLM's engine core."""
 
-    is_awaited: say so in the log.
-    """
+    def import_modules(self, config: CoreConfig, *, is_awaited: bool = False) -> None:
+        """Import what `load` needs, which takes seconds and does not depend on the model.
+
+        is_awaited: say so in the log.
+        """
+
+    def with_defaults(self, config: CoreConfig) -> CoreConfig:
+        """The settings with the engine's defaults for this machine."""
+
+    def load(self, config: CoreConfig) -> TurnRunner[Any]:
+        """The runner of `config.model`. Raises ValueError if it cannot be loaded."""
+
+    def scheduler(
+        self,
+        config: CoreConfig,
+        runner: TurnRunner[Any],
+        tokens: TokenLog,
+        logprob_budget: LogprobBudget,
+    ) -> Scheduling[Any]:
+        """The scheduler for `runner`, over `tokens`. Raises ValueError where settings and model are
+        incompatible.
+        """
+
+
+def engine_of(config: CoreConfig) -> CoreEngine:
+    """The engine that is configured. vLLM's is imported only where it is chosen."""
     if config.engine == "vllm":
-        from slipstream_core.vllm_engine.settings import import_vllm
+        from slipstream_core.vllm_engine.core_engine import VllmEngine
 
-        import_vllm()
-    else:
+        return VllmEngine()
+    return _OwnEngine()
+
+
+class _OwnEngine:
+    """Implements CoreEngine with `Scheduler` and the runner of the configured device."""
+
+    def import_modules(self, config: CoreConfig, *, is_awaited: bool = False) -> None:
         import_runner(config, is_awaited=is_awaited)
 
+    def with_defaults(self, config: CoreConfig) -> CoreConfig:
+        return with_device_defaults(config)
 
-def with_engine_defaults(config: CoreConfig) -> CoreConfig:
-    """The settings with the defaults of what computes; vLLM has its own."""
-    return config if config.engine == "vllm" else with_device_defaults(config)
+    def load(self, config: CoreConfig) -> TurnRunner[Any]:
+        return load_runner(config)
 
-
-def load_engine(config: CoreConfig) -> TurnRunner[Any]:
-    """The runner of `config.model`. Raises ValueError if it cannot be loaded."""
-    if config.engine == "vllm":
-        from slipstream_core.vllm_engine.runner import load
-
-        return load(config)
-    return load_runner(config)
+    def scheduler(
+        self,
+        config: CoreConfig,
+        runner: TurnRunner[Any],
+        tokens: TokenLog,
+        logprob_budget: LogprobBudget,
+    ) -> Scheduling[Any]:
+        info = runner.info
+        return Scheduler(
+            tokens=tokens,
+            cache=CacheConfig(
+                num_blocks=runner.num_blocks,
+                block_size=info.block_size,
+                enable_prefix_caching=config.enable_prefix_caching,
+                has_states=info.has_states,
+                num_snapshots=info.num_snapshots,
+            ),
+            max_num_seqs=min(config.max_num_seqs, info.max_num_seqs or config.max_num_seqs),
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=info.max_model_len,
+            logprob_budget=logprob_budget,
+            drafter=drafter_of(config, info),
+        )
 
 
 def assemble_core(
@@ -143,17 +188,16 @@ def assemble_core(
     address cannot be bound.
     """
     info = runner.info
-    max_num_seqs, num_noted = _max_requests(config, info)
+    store, senders = CoreStreamStore(), dict[bytes, WorkerSender]()
+    logprob_budget = LogprobBudget(int(config.logprobs_gib * 2**30))
+    scheduler = engine_of(config).scheduler(config, runner, store.tokens, logprob_budget)
     suspects: tuple[bytes, ...] = ()
     note = None
     if config.runtime_dir is not None:
         directory = Path(config.runtime_dir)
         if config.died_within:
             suspects = read_note(directory) or ()
-        note = begin_note(directory, num_noted)
-    store, senders = CoreStreamStore(), dict[bytes, WorkerSender]()
-    logprob_budget = LogprobBudget(int(config.logprobs_gib * 2**30))
-    scheduler = _scheduler(config, runner, max_num_seqs, store.tokens, logprob_budget)
+        note = begin_note(directory, scheduler.max_in_step)
     waiting_tokens = _max_waiting_tokens(config, info.max_model_len)
     codec = core_codec()
     sockets = listen(context, config.address, max_message_bytes=codec.max_message_bytes)
@@ -196,10 +240,10 @@ def assemble_core(
             card,
             fits=lambda num_tokens: -(-num_tokens // info.block_size) < runner.num_blocks,
             max_waiting=config.max_waiting,
-            max_readmitted=_READMITTED_FACTOR * (config.max_waiting + max_num_seqs),
+            max_readmitted=_READMITTED_FACTOR * (config.max_waiting + scheduler.max_num_seqs),
             max_waiting_tokens=waiting_tokens,
             max_readmitted_tokens=_READMITTED_FACTOR * waiting_tokens,
-            engine_objection=_objection_of(config, runner),
+            engine_objection=scheduler.objection,
         ),
         pending=PendingAdmissions(compiler, logprob_budget),
         held=KeptAnswersByWorker(int(config.response_store_mib * 2**20)),
@@ -232,59 +276,6 @@ def assemble_core(
         compiler,
         counters,
     )
-
-
-def _max_requests(config: CoreConfig, info: ModelInfo) -> tuple[int, int]:
-    """The requests that may run at a time, and those that a step may compute."""
-    if config.engine == "vllm":
-        from slipstream_core.vllm_engine.vllm_scheduler import max_in_engine
-
-        most = info.max_num_seqs or config.max_num_seqs
-        return most, max_in_engine(most)
-    most = min(config.max_num_seqs, info.max_num_seqs or config.max_num_seqs)
-    return most, most
-
-
-def _scheduler(
-    config: CoreConfig,
-    runner: TurnRunner[Any],
-    max_num_seqs: int,
-    tokens: TokenLog,
-    logprob_budget: LogprobBudget,
-) -> Scheduling[Any]:
-    """The scheduler of the engine. Raises ValueError where settings and model are incompatible."""
-    if config.engine == "vllm":
-        from slipstream_core.vllm_engine.runner import VllmRunner
-        from slipstream_core.vllm_engine.vllm_scheduler import VllmScheduler
-
-        assert isinstance(runner, VllmRunner)
-        return VllmScheduler(tokens, runner, max_num_seqs, logprob_budget)
-    info = runner.info
-    return Scheduler(
-        tokens=tokens,
-        cache=CacheConfig(
-            num_blocks=runner.num_blocks,
-            block_size=info.block_size,
-            enable_prefix_caching=config.enable_prefix_caching,
-            has_states=info.has_states,
-            num_snapshots=info.num_snapshots,
-        ),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=info.max_model_len,
-        logprob_budget=logprob_budget,
-        drafter=drafter_of(config, info),
-    )
-
-
-def _objection_of(config: CoreConfig, runner: TurnRunner[Any]) -> Callable[[Admit], Fault | None]:
-    """The engine's objection to a registration, beyond what is checked for every engine."""
-    if config.engine == "vllm":
-        from slipstream_core.vllm_engine.runner import VllmRunner
-
-        assert isinstance(runner, VllmRunner)
-        return runner.objections
-    return lambda _admit: None
 
 
 def drafter_of(config: CoreConfig, info: ModelInfo) -> NgramDrafter | None:

@@ -23,9 +23,7 @@ import zmq
 from slipstream_core.build import (
     Core,
     assemble_core,
-    import_engine,
-    load_engine,
-    with_engine_defaults,
+    engine_of,
 )
 from slipstream_core.config import CoreConfig
 from slipstream_core.load_error import load_status
@@ -54,11 +52,12 @@ _END_S = 60.0  # within which the kernel has ended a process that it kills
 def main() -> int:
     """Run until SIGTERM. Exit code 0, or 1 where the model cannot be served."""
     config, stop = start_child("core", CoreConfig)
+    engine = engine_of(config)
     commands, beats = ParentCommands(), Beats()
     ranks = None
     if config.tensor_parallel_size > 1 and not config.model.startswith(SIMULATED):
         ranks = Ranks(config)  # on this thread, and they import while this process does
-    prepare(partial(import_engine, config, is_awaited=commands.any_waiting), commands)
+    prepare(partial(engine.import_modules, config, is_awaited=commands.any_waiting), commands)
     freeze_gc()
     activation = wait_for_activation(commands, stop, beats)
     if activation is None:
@@ -74,7 +73,7 @@ def main() -> int:
     poller = Poller()
     poller.register(stop.fileno(), zmq.POLLIN)
     try:
-        config = with_engine_defaults(config)
+        config = engine.with_defaults(config)
         core = assemble_core(config, _load(config, ranks), context, poller)
     except (ValueError, MemoryError) as error:
         report(load_status(config.model, error))
@@ -95,14 +94,14 @@ def main() -> int:
 def preload(config: bytes) -> None:
     """Import what a core needs, in a fork server. config: a `CoreConfig` in JSON."""
     decoded = msgspec.json.decode(config, type=CoreConfig)
-    import_engine(decoded)
+    engine_of(decoded).import_modules(decoded)
     if decoded.num_local_ranks > 1:
         import_ranks()
 
 
 def _load(config: CoreConfig, ranks: Ranks | None) -> TurnRunner[Any]:
     if ranks is None:
-        return load_engine(config)
+        return engine_of(config).load(config)
     from slipstream_core.ranks.leader import load_lead  # imports torch, which not every core needs
 
     return load_lead(config, ranks)

@@ -63,6 +63,7 @@ from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.pages import PAGE_LEN, spans
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
+from slipstream_ipc.messages import Admit, Fault
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 
 __all__ = ["CacheConfig", "NewRequest", "Sampled", "Scheduler"]
@@ -159,6 +160,15 @@ class Scheduler:
     def max_num_seqs(self) -> int:
         """Requests that may hold a slot."""
         return len(self._slots.row)
+
+    @property
+    def max_in_step(self) -> int:
+        """Requests that a step may compute: those that hold a slot."""
+        return self.max_num_seqs
+
+    def objection(self, _admit: Admit) -> Fault | None:
+        """None: what is checked for every engine is all there is."""
+        return None
 
     @property
     def num_waiting(self) -> int:

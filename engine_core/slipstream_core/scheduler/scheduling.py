@@ -15,12 +15,16 @@ from slipstream_core.kvcache.snapshots import Snapshots
 from slipstream_core.scheduler.launched_steps import Sampled
 from slipstream_core.scheduler.request_table import Acked, NewRequest
 from slipstream_core.step.plan import TurnT
+from slipstream_ipc.messages import Admit, Fault
 
 Int64s = npt.NDArray[np.int64]
 
 
 class Scheduling(Protocol[TurnT]):
     """Decides what the next step computes, and takes in what it sampled."""
+
+    def objection(self, admit: Admit) -> Fault | None:
+        """The engine's objection to a registration, beyond what is checked for every engine."""
 
     @property
     def has_work(self) -> bool:
@@ -29,6 +33,10 @@ class Scheduling(Protocol[TurnT]):
     @property
     def max_num_seqs(self) -> int:
         """Requests that may run at the same time."""
+
+    @property
+    def max_in_step(self) -> int:
+        """Requests that a step may compute at the most."""
 
     @property
     def num_running(self) -> int:

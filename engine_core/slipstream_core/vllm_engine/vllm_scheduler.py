@@ -29,7 +29,7 @@ from slipstream_core.vllm_engine.engine_requests import engine_request
 from slipstream_core.vllm_engine.runner import VllmRunner
 from slipstream_core.vllm_engine.turn import VllmTurn
 from slipstream_ipc.history.token_log import TokenLog
-from slipstream_ipc.messages import Fault
+from slipstream_ipc.messages import Admit, Fault
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 
 Int64s = npt.NDArray[np.int64]
@@ -91,6 +91,15 @@ class VllmScheduler:
         self._columns: tuple[int, Int64s, Int64s, Int64s] = -1, _NONE, _NONE, _NONE
         # the ids of the last turn, the version that they were looked up in, and their rows
         self._last: tuple[list[str], int, RowSet, Int64s] = ([], -1, NO_ROWS, _NONE)
+
+    @property
+    def max_in_step(self) -> int:
+        """The requests that vLLM has at a time."""
+        return max_in_engine(self.max_num_seqs)
+
+    def objection(self, admit: Admit) -> Fault | None:
+        """The reason why vLLM cannot compute a registration; None where it can."""
+        return self._runner.objections(admit)
 
     @property
     def has_work(self) -> bool:
@@ -237,7 +246,7 @@ class VllmScheduler:
         """Take the rows that may begin now from the queue."""
         rows: list[int] = []
         lacking: list[tuple[int, int, int]] = []
-        num_free = max_in_engine(self.max_num_seqs) - len(self._id_of)
+        num_free = self.max_in_step - len(self._id_of)
         while self._queue and len(rows) < num_free:
             entry = heapq.heappop(self._queue)
             if self._arrivals.get(entry[2]) != entry[1]:

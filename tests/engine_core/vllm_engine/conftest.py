@@ -11,7 +11,7 @@ import pytest
 from tests.helpers import fake_vllm
 from tests.helpers.core_box import CoreBox
 
-from slipstream_core.build import assemble_core, load_engine
+from slipstream_core.build import assemble_core, engine_of
 from slipstream_core.config import CoreConfig
 from slipstream_core.vllm_engine.runner import VllmRunner
 from slipstream_core.vllm_engine.vllm_scheduler import VllmScheduler
@@ -26,7 +26,7 @@ class VllmBox(CoreBox):
         self._incarnation += 1
         given = {"engine": "vllm", "incarnation": self._incarnation}
         config = CoreConfig(**{**self._settings, **given, **settings})  # type: ignore[arg-type]
-        runner = load_engine(config)
+        runner = engine_of(config).load(config)
         assert isinstance(runner, VllmRunner)
         self.core = assemble_core(config, runner, self.context, self.poller)
         self.engine = fake_vllm.EngineCore.latest

@@ -11,10 +11,11 @@ import pytest
 from tests.helpers import fake_vllm
 from tests.helpers.admits import admit_of, with_fields
 
-from slipstream_core.build import load_engine
+from slipstream_core.build import engine_of
 from slipstream_core.config import CoreConfig
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.fingerprint import fingerprint_of
+from slipstream_core.step.plan import TurnRunner
 from slipstream_core.vllm_engine.engine_requests import Objections, vllm_params
 from slipstream_core.vllm_engine.runner import load
 from slipstream_core.vllm_engine.settings import check_version, engine_args
@@ -101,6 +102,10 @@ def test_the_model_is_described_by_vllm() -> None:
     runner.close()  # idempotent
 
 
+def load_configured(config: CoreConfig) -> TurnRunner[Any]:
+    return engine_of(config).load(config)
+
+
 def test_replicas_are_equal_only_with_the_same_engine() -> None:
     runner = load(config_of())
     info = runner.info
@@ -121,7 +126,7 @@ def test_versions_that_serve(version: str) -> None:
 def test_versions_that_are_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_vllm.install(monkeypatch, version)
     with pytest.raises(ModelLoadError) as raised:
-        load_engine(config_of())
+        load_configured(config_of())
     why = f"vllm {version} is not supported, allowed: 0.30 to 0.33"
     assert str(raised.value) == f"cannot load the model '/m': {why}"
 
@@ -146,7 +151,7 @@ def test_what_vllm_says_against_a_model_is_told(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(fake_vllm.EngineArgs, "create_engine_config", refuses)
     with pytest.raises(ModelLoadError) as raised:
-        load_engine(config_of())
+        load_configured(config_of())
     told = str(raised.value)
     why = "dtype: no such type; Value error, ['X'] are not supported. Supported: 'M0ForCausalLM',"
     assert told.startswith(f"cannot load the model '/m': vLLM 0.32.0: {why}")
@@ -158,17 +163,17 @@ def test_a_missing_vllm_is_said_with_the_ways_to_have_it(monkeypatch: pytest.Mon
     with pytest.raises(
         ModelLoadError, match=r"--engine vllm needs the package vllm.*--engine-python"
     ):
-        load_engine(config_of())
+        load_configured(config_of())
 
 
 def test_a_field_that_vllm_lacks_is_named() -> None:
     with pytest.raises(ModelLoadError, match="EngineArgs have no field 'speed' in this version"):
-        load_engine(config_of(engine_args={"speed": 9}))
+        load_configured(config_of(engine_args={"speed": 9}))
 
 
 def test_an_error_of_vllms_is_one_line_with_its_version() -> None:
     with pytest.raises(ModelLoadError) as raised:
-        load_engine(config_of(dtype="float16"))
+        load_configured(config_of(dtype="float16"))
     assert str(raised.value).endswith("vLLM 0.32.0: ValueError: float16 is not for this device")
 
 
