@@ -390,6 +390,17 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _served("ERNIE 4.5", "Ernie4_5Config", head_dim=16),
     _served("EXAONE 4, sliding window", "Exaone4Config", sliding_window=WINDOW),
     _served("Seed-OSS", "SeedOssConfig", head_dim=16),
+    _served(
+        "Llama 4",
+        "Llama4TextConfig",
+        head_dim=16,
+        intermediate_size_mlp=128,
+        num_local_experts=4,
+        attention_chunk_size=WINDOW,
+        floor_scale=11,
+        attn_scale=9.0,
+        no_rope_layers=[0, 1, 0, 1],  # a scaled query reaches later keys
+    ),
     _served("Hunyuan", "HunYuanDenseV1Config", head_dim=16),
     _served(
         "MiniMax-M2", "MiniMaxM2Config", head_dim=16, num_local_experts=4, num_experts_per_tok=2
@@ -494,8 +505,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         num_attention_heads=4,
         num_key_value_heads=4,
     ),
-    _refused("Llama 4", "Llama4TextConfig", "layers of type chunked_attention, which see 8192"),
-    _refused("Mamba", "MambaConfig", "MambaMixer is given no cache", hidden_size=32),
     _refused(
         "Zamba 2",
         "Zamba2Config",
@@ -591,6 +600,7 @@ _MAMBA_2: dict[str, Any] = {
     "mamba_chunk_size": 16,
     "mamba_expand": 2,
 }
+_MAMBA_1: dict[str, Any] = {"state_size": 16, "time_step_rank": 8, "use_mambapy": False}
 _NEMOTRON: dict[str, Any] = {
     "head_dim": 16,
     "mamba_num_heads": 8,
@@ -652,6 +662,17 @@ HYBRIDS: tuple[Architecture, ...] = (
         layers_block_type=["mamba", "attention", "moe", "mamba"],
         n_routed_experts=4,
         moe_shared_expert_intermediate_size=32,
+    ),
+    _served("Mamba", "MambaConfig", **_MAMBA_1),
+    _served("Falcon-Mamba", "FalconMambaConfig", **_MAMBA_1),
+    _served(
+        "Mamba 2",
+        "Mamba2Config",
+        num_heads=8,
+        head_dim=16,
+        n_groups=1,
+        state_size=16,
+        chunk_size=16,
     ),
     _served(
         "Jamba",

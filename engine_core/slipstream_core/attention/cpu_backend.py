@@ -116,7 +116,7 @@ class CpuContext:
         call.sinks = None if sinks is None else sinks.data_ptr()
         call.heads, call.kv_heads = num_heads, num_kv_heads
         call.key_dim, call.value_dim = key_dim, value_dim
-        call.window = params.window or 0
+        call.window, call.chunk = params.window or 0, params.chunk or 0
         call.scale = params.scale
         call.softcap = params.softcap or 0.0
         self._kernels.attend(self._at)

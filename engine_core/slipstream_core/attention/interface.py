@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 from transformers import AttentionInterface
 
+from slipstream_core.attention.chunked_layers import chunk_of, scaled_query
 from slipstream_core.attention.indexers import EVERY_TOKEN, EveryToken
 from slipstream_core.attention.latent_attention import latent_projections
 
@@ -51,6 +52,7 @@ class AttentionParams(NamedTuple):
     softcap: float | None = None  # scores s become softcap * tanh(s / softcap)
     sinks: torch.Tensor | None = None  # [num_heads], logits in the denominator only
     is_latent: bool = False  # a value is the beginning of its key, of which all heads share one
+    chunk: int | None = None  # tokens see those of their chunk of so many positions; None is all
 
 
 class CacheSlots(NamedTuple):
@@ -106,6 +108,7 @@ def paged_attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     paged: AttentionContext | None = None,
+    query_positions: torch.Tensor | None = None,  # [1, T], where queries are scaled by them
     **others: object,
 ) -> tuple[torch.Tensor, None]:
     """Attend over the paged cache; called by transformers in place of its own functions.
@@ -126,7 +129,9 @@ def paged_attention(
         window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
+        chunk=chunk_of(module),
     )
+    query = scaled_query(module, query, query_positions)
     layer = module.__dict__.get(_CACHE_LAYER, module.layer_idx)
     assert isinstance(layer, int)
     heads = query[0]

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -25,6 +26,8 @@ from slipstream_core.attention.interface import AttentionParams
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.step.plan import Bools, Int32s, Int64s
 from slipstream_core.step.staging import to_device
+
+_Sight = tuple[int | None, int | None]  # a window and a chunk
 
 # Per gathered tensor (one for keys, one for values). On a CPU two of them fit a core's share of
 # L2/L3; on a card larger buckets mean fewer launches.
@@ -84,24 +87,23 @@ class _Bucket:
     kv_lens: Int32s  # [stop - start], ascending
     blocks: torch.Tensor  # [(stop - start) * width / block_size] int32
     width: int
-    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    masks: dict[_Sight, torch.Tensor] = field(default_factory=dict)
 
-    def visible(self, window: int | None) -> slice | None:
+    def visible(self, params: AttentionParams) -> slice | None:
         """The keys that every row sees, as one slice; None if the rows need a mask."""
         length = int(self.kv_lens[-1])
         if self.kv_lens[0] != length:
             return None
-        return slice(0 if window is None else max(0, length - window), length)
+        return slice(max(0, int(_first_seen(params, np.array(length - 1)))), length)
 
-    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
+    def mask(self, params: AttentionParams, like: torch.Tensor) -> torch.Tensor:
         """0 where a row sees a key, else -inf; [rows, 1, 1, width]."""
-        if (mask := self.masks.get(window)) is None:
+        sight = params.window, params.chunk
+        if (mask := self.masks.get(sight)) is None:
             positions = np.arange(self.width)
             ends = self.kv_lens[:, None]
-            hidden = positions >= ends
-            if window is not None:
-                hidden |= positions < ends - window
-            mask = self.masks[window] = _as_mask(hidden, like)[:, None, None]
+            hidden = (positions >= ends) | (positions < _first_seen(params, ends - 1))
+            mask = self.masks[sight] = _as_mask(hidden, like)[:, None, None]
         return mask
 
 
@@ -113,22 +115,34 @@ class _Chunk:
     stop: int
     kv_len: int
     blocks: torch.Tensor | None  # int32; None: the row starts at 0, so no keys are gathered
-    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    masks: dict[_Sight, torch.Tensor] = field(default_factory=dict)
 
-    def is_sdpa_causal(self, window: int | None) -> bool:
+    def is_sdpa_causal(self, params: AttentionParams) -> bool:
         """True if SDPA's own causal mask, aligned at the first key, is enough."""
-        return self.blocks is None and (window is None or window >= self.kv_len)
+        shortest = min(each or self.kv_len for each in (params.window, params.chunk))
+        return self.blocks is None and shortest >= self.kv_len
 
-    def mask(self, window: int | None, like: torch.Tensor) -> torch.Tensor:
+    def mask(self, params: AttentionParams, like: torch.Tensor) -> torch.Tensor:
         """0 where a query sees a key, else -inf; [queries, kv_len]."""
-        if (mask := self.masks.get(window)) is None:
+        sight = params.window, params.chunk
+        if (mask := self.masks.get(sight)) is None:
             keys = np.arange(self.kv_len)
             queries = np.arange(self.kv_len - (self.stop - self.start), self.kv_len)[:, None]
-            hidden = keys > queries
-            if window is not None:
-                hidden |= keys <= queries - window
-            mask = self.masks[window] = _as_mask(hidden, like)
+            hidden = (keys > queries) | (keys < _first_seen(params, queries))
+            mask = self.masks[sight] = _as_mask(hidden, like)
         return mask
+
+
+def _first_seen(
+    params: AttentionParams, queries: npt.NDArray[np.integer]
+) -> npt.NDArray[np.integer]:
+    """The first position that queries at these positions see; perhaps below 0."""
+    first = np.zeros_like(queries)
+    if params.window is not None:
+        first = queries + 1 - params.window
+    if params.chunk is not None:
+        first = np.maximum(first, queries // params.chunk * params.chunk)
+    return first
 
 
 def _as_mask(hidden: Bools, like: torch.Tensor) -> torch.Tensor:
@@ -198,10 +212,10 @@ class TorchAttention:
         num_rows, num_heads, key_dim = query.shape
         keys, values = self._scratch.gather(cache, bucket.blocks, num_rows)
         mask = None
-        if (visible := bucket.visible(params.window)) is not None:
+        if (visible := bucket.visible(params)) is not None:
             keys, values = keys[:, :, visible], values[:, :, visible]
         else:
-            mask = bucket.mask(params.window, query)
+            mask = bucket.mask(params, query)
         # [rows, kv heads, query heads per kv head, dim]: the group takes the query axis
         folded = query.reshape(num_rows, keys.shape[1], -1, key_dim)
         if _suits_sdpa(params):
@@ -230,12 +244,12 @@ class TorchAttention:
             keys, values = keys[:, :, : chunk.kv_len], values[:, :, : chunk.kv_len]
         queries = query.transpose(0, 1)[None]  # [1, heads, queries, dim]
         if _suits_sdpa(params):
-            causal = chunk.is_sdpa_causal(params.window)
+            causal = chunk.is_sdpa_causal(params)
             output = scaled_dot_product_attention(
                 queries,
                 keys,
                 values,
-                attn_mask=None if causal else chunk.mask(params.window, query),
+                attn_mask=None if causal else chunk.mask(params, query),
                 is_causal=causal,
                 scale=params.scale,
                 enable_gqa=num_heads != keys.shape[1],
@@ -245,7 +259,7 @@ class TorchAttention:
                 queries.reshape(1, keys.shape[1], -1, *queries.shape[2:]),
                 keys,
                 values,
-                chunk.mask(params.window, query),
+                chunk.mask(params, query),
                 params,
             ).flatten(1, 2)
         return output[0].transpose(0, 1)

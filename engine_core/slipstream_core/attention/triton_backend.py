@@ -140,7 +140,12 @@ class TritonAttention:
         return TritonContext(self, rows, self._layers, self._block_size, self._processors)
 
     def form_of(self, layer: int, query: torch.Tensor, params: AttentionParams) -> LayerForm:
-        """The arguments that a layer's launches share at every step; created at the first one."""
+        """The arguments that a layer's launches share at every step; created at the first one.
+
+        Raises ValueError for attention in chunks.
+        """
+        if params.chunk is not None:
+            raise ValueError("Triton's kernels do not attend in chunks of positions")
         key = _FormKey(
             layer,
             query.shape[1:],

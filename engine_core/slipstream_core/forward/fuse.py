@@ -342,7 +342,9 @@ def with_product(
 
 
 def _tokens_first(graph: GraphModule, call: AnyNode, kernels: Kernels) -> None:
-    """Skip the two transposes of attention's inputs [1, T, heads, dim], rotated between or not."""
+    """Skip the two transposes of attention's inputs [1, T, heads, dim], rotated and scaled by a
+    number in between, or neither.
+    """
     for index in (1, 2, 3):
         _input_tokens_first(graph.graph, call, index, kernels)
 
@@ -358,10 +360,16 @@ def _input_tokens_first(nodes: Graph, call: AnyNode, index: int, kernels: Kernel
     rotated = rotation(source)
     if rotated is not None:
         source = rotated[0]
+    scale = None
+    if is_call(source, _aten.mul.Tensor) and isinstance(source.args[1], int | float):
+        source, scale = source.args
     if not is_call(source, _aten.transpose.int) or source.args[1:] != (1, 2):
         return
     with nodes.inserting_before(call):
-        plain = nodes.call_function(_aten.select.int, (source.args[0], 0, 0))
+        plain = source.args[0]
+        if scale is not None:
+            plain = nodes.call_function(_aten.mul.Tensor, (plain, scale))
+        plain = nodes.call_function(_aten.select.int, (plain, 0, 0))
         if rotated is not None:
             plain = nodes.call_function(kernels.rotate, (plain, *rotated[1:]))
     call.update_arg(index, plain)

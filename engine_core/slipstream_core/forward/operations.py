@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from slipstream_core.attention.kv_cache import LayerCache
@@ -34,7 +36,8 @@ from slipstream_core.states.flat_step import MixingArguments
     COPY,
     CONVOLVE,
     RECUR,
-) = range(13)
+    SCALE,
+) = range(14)
 ACTIVATES, IS_DELTA, DECAYS_BY_KEY = 1, 2, 4  # flags
 
 _Pointer, _Int, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -138,6 +141,7 @@ class _OperationRun(ctypes.Structure):
         ("mixing", _Pointer),
         ("states", _Pointer),
         ("state_sizes", _Pointer),
+        ("begun", _Pointer),
     )
 
 
@@ -172,6 +176,7 @@ class OperationList:
         )
         if self.exchange is not None:
             self._run.sum, self._run.exchange = self.exchange.sum_call
+        self._begun: npt.NDArray[np.int64] | None = None
         self._at = ctypes.addressof(self._run)
 
     def __call__(
@@ -203,6 +208,17 @@ class OperationList:
             self._run.mixing, self._run.states, self._run.state_sizes = mixing
         check_exchange(self.kernels.run(self._at))
         return output
+
+    def watch(self) -> npt.NDArray[np.int64]:
+        """Note from now on when operations begin; returns the times of the last run.
+
+        int64 [operations + 1], in ns of a monotonic clock: when each began, and the end. Operations
+        that are fused with the one before have none: theirs stay 0.
+        """
+        if self._begun is None:
+            self._begun = np.zeros(len(self.operations) + 1, np.int64)
+            self._run.begun = self._begun.ctypes.data
+        return self._begun
 
     def _reserve(self, rows: int) -> None:
         own = [i for i in range(self.num_inputs, len(self.widths)) if i != self.output]

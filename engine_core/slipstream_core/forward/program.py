@@ -43,6 +43,7 @@ from slipstream_core.forward.operations import (
     PRODUCT,
     RECUR,
     ROTATE,
+    SCALE,
     SIGMOID,
     SILU_MUL,
     SOFTPLUS,
@@ -226,6 +227,8 @@ class _Lowering:
             x, y = y, x
         one = self._of(x)
         n = math.prod(one.shape)
+        if not isinstance(y, Node) and y == 1:
+            return one
         if not isinstance(y, Node):
             factor = torch.full((n,), y, dtype=torch.float32)
             operation = Operation(MUL, self._new(n), one.part, weight=factor, n=n)
@@ -237,9 +240,13 @@ class _Lowering:
             operation = Operation(MUL, self._new(n), one.part, weight=factor, n=n)
         else:
             other = self._of(y)
-            if one.shape != other.shape:
+            if len(one.shape) == 2 and other.shape == (one.shape[0], 1):
+                heads, dim = one.shape
+                operation = Operation(SCALE, self._new(n), one.part, other.part, n=dim, heads=heads)
+            elif one.shape == other.shape:
+                operation = Operation(MUL, self._new(n), one.part, other.part, n=n)
+            else:
                 raise _Unknown
-            operation = Operation(MUL, self._new(n), one.part, other.part, n=n)
         self.operations.append(operation)
         return _Value(operation.out, one.shape)
 
@@ -481,16 +488,24 @@ class _Lowering:
         return self._of(x)._replace(flat=True)
 
     def _unsqueeze(self, _: AnyNode, x: AnyNode, dim: int) -> _Value:
-        if dim != 0:
+        if dim == 0:
+            return self._of(x, flat=True)._replace(flat=False)
+        source = self._of(x)
+        if dim not in (-1, 2 + len(source.shape)):
             raise _Unknown
-        return self._of(x, flat=True)._replace(flat=False)
+        return source._replace(shape=(*source.shape, 1))
 
 
 class DecodeGraph(NamedTuple):
-    """A forward for decode rows, and the operations of its list."""
+    """A forward for decode rows, and its list."""
 
     module: GraphModule
-    operations: Sequence[Operation]
+    program: OperationList
+
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """The operations of the list."""
+        return self.program.operations
 
     @property
     def attends(self) -> list[Operation]:
@@ -520,7 +535,8 @@ def decode_graph(graph: GraphModule, kernels: Kernels) -> DecodeGraph | None:
         logger.debug("decode steps run as recorded: %s is between layers", between.target)
         return None
     wanted = {each for node in behind for each in node.all_input_nodes if each in lowering.values}
-    if len(wanted) != 1 or not any(each.kind == ATTEND for each in lowering.operations):
+    by_rows = ATTEND, CONVOLVE, RECUR
+    if len(wanted) != 1 or not any(each.kind in by_rows for each in lowering.operations):
         return None
     (result,) = wanted
     value = lowering.values[result]
@@ -533,7 +549,7 @@ def decode_graph(graph: GraphModule, kernels: Kernels) -> DecodeGraph | None:
         return None
     logger.debug("decode steps run as %d operations in one call", len(program.operations))
     module = _with_call(graph, program, list(lowering.inputs), result)
-    return DecodeGraph(module, program.operations)
+    return DecodeGraph(module, program)
 
 
 def _program(lowering: _Lowering, kernels: Kernels, output: int) -> OperationList | None:
@@ -594,7 +610,9 @@ def _with_call(
 
 def trial_context(decode: DecodeGraph, kernels: Kernels, rows: int) -> CpuContext:
     """A context of decode rows that see only themselves, with its own cache."""
-    layers = [LayerCache(*(torch.empty(0),) * 4)] * (1 + max(each.layer for each in decode.attends))
+    layers = [LayerCache(*(torch.empty(0),) * 4)] * (
+        1 + max((each.layer for each in decode.attends), default=-1)
+    )
     for each in decode.attends:
         keys, values = (
             torch.zeros(rows + 1, each.kv_heads, dim) for dim in (each.key_dim, each.value_dim)

@@ -30,6 +30,7 @@ from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.interface import AttentionContext, AttentionParams
 from slipstream_core.forward.fuse import attend_by_context, by_number_of_tokens, join
 from slipstream_core.forward.mixer_patterns import fold, mix_by_context, tokens_second
+from slipstream_core.forward.operations import OperationList
 from slipstream_core.forward.pack import pack
 from slipstream_core.forward.program import DecodeGraph, decode_graph, trial_context
 from slipstream_core.forward.projection import Packed, Projection
@@ -84,8 +85,11 @@ class _AttentionMarker:
         value: torch.Tensor,
         params: AttentionParams,
     ) -> torch.Tensor:
-        """Shapes as in AttentionContext.attend."""
-        marked: torch.Tensor = torch.ops.slipstream.attend(query, key, value, layer, *params)
+        """Shapes as in AttentionContext.attend. Raises ValueError for attention in chunks."""
+        *marks, chunk = params
+        if chunk is not None:
+            raise ValueError("a layer attends in chunks of positions")
+        marked: torch.Tensor = torch.ops.slipstream.attend(query, key, value, layer, *marks)
         return marked
 
 
@@ -289,16 +293,25 @@ def _with_decodes(
         raise failed
     products = (each for each in decode.module.modules() if isinstance(each, Projection))
     has_exact_rows = all(isinstance(each, Packed) for each in products)
-    return DecodesInOneCall(traced, of_decodes, has_exact_rows=has_exact_rows)
+    return DecodesInOneCall(traced, of_decodes, decode.program, has_exact_rows=has_exact_rows)
 
 
 class DecodesInOneCall:
     """A Forward whose steps of decode rows are one call.
 
+    program: what that call runs.
     has_exact_rows: True if the bits of a decode row's logits do not depend on the rows beside it.
     """
 
-    def __init__(self, traced: Forward, of_decodes: Forward, *, has_exact_rows: bool) -> None:
+    def __init__(
+        self,
+        traced: Forward,
+        of_decodes: Forward,
+        program: OperationList,
+        *,
+        has_exact_rows: bool,
+    ) -> None:
+        self.program = program
         self._traced = traced
         self._of_decodes = of_decodes
         self.has_exact_rows = has_exact_rows

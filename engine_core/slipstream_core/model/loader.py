@@ -42,6 +42,7 @@ from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_accelerate_available
 
+from slipstream_core.attention.chunked_layers import attend_in_chunks, scale_by_position
 from slipstream_core.attention.geometry import (
     LayerGeometry,
     read_attending_layers,
@@ -89,9 +90,9 @@ from slipstream_core.model.text_tower import (
     with_towers,
 )
 from slipstream_core.model.unsupported import (
+    chunked_layers,
     class_name,
     indexed_layers,
-    leave_out_counted_scales,
     needs_values,
     refusal,
     refuse_chunks,
@@ -101,6 +102,7 @@ from slipstream_core.model.unsupported import (
     refuse_states,
     refuse_unseen_windows,
     ropes,
+    take_counted_scale,
     unknown_kinds,
 )
 from slipstream_core.sharding.rank import Rank
@@ -206,8 +208,8 @@ def load_model(
         share = 1 if rank is None else rank.size
         limit = _max_model_len(name, text, max_model_len)
         refuse_longrope(name, config, text, limit)
-        refuse_chunks(name, config, text, limit)
-        leave_out_counted_scales(name, config, text, limit)
+        refuse_chunks(name, config, text, limit, target)
+        counted_scale = take_counted_scale(name, config, text, limit, target)
         refuse_unseen_windows(name, config, text, layers, limit)
         codes, online = None, quantization if quantization in ONLINE else None
         is_wide = target.type == "cpu" and torch_dtype == torch.float32 and rank is None
@@ -286,6 +288,10 @@ def load_model(
         freeze_frequencies(module)
         cache_latents(module)
         skip_indexers(module, indexed_layers(text))
+        if chunked := chunked_layers(text):
+            attend_in_chunks(module, chunked, text.attention_chunk_size)
+        if counted_scale is not None:
+            scale_by_position(module, counted_scale)
         if rank is not None:
             kept = sum(parameter.nbytes for parameter in module.parameters())
             whole, uncut = num_parameters * torch_dtype.itemsize, geometry
@@ -613,7 +619,7 @@ def _geometry(
                 geometry = read_geometry(shell, text.num_hidden_layers, text.vocab_size)
                 layers = dict(enumerate(geometry))
         towers = () if text is config else finder.towers()
-        if not layers:
+        if not (layers or mixers):
             raise ValueError("none of its layers attends")
     except ModelLoadError:
         raise

@@ -14,6 +14,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig
 
+from slipstream_core.attention.chunked_layers import QueryScale
 from slipstream_core.attention.geometry import LayerGeometry
 from slipstream_core.load_error import ModelLoadError, NoRoomError
 from slipstream_core.sharding.rank import Rank
@@ -137,14 +138,27 @@ def indexed_layers(text: PreTrainedConfig) -> set[int]:
     return {at for at, kind in enumerate(kinds) if kind == _INDEXED}
 
 
+def chunked_layers(text: PreTrainedConfig) -> set[int]:
+    """The layers that attend in chunks of `attention_chunk_size` positions."""
+    kinds = getattr(text, "layer_types", None) or ()
+    is_known = isinstance(getattr(text, "attention_chunk_size", None), int)
+    return {at for at, kind in enumerate(kinds) if kind == _CHUNKED and is_known}
+
+
 def refuse_chunks(
-    name: str, config: PreTrainedConfig, text: PreTrainedConfig, max_model_len: int
+    name: str,
+    config: PreTrainedConfig,
+    text: PreTrainedConfig,
+    max_model_len: int,
+    device: torch.device,
 ) -> None:
-    """Raise ModelLoadError for more tokens than a layer attends to that does so in chunks, or that
-    an indexer selects.
+    """Raise ModelLoadError for more tokens than a layer attends to that does so in chunks, on a
+    card, or that an indexer selects.
     """
     kinds = getattr(text, "layer_types", None) or ()
     for kind, option in ((_CHUNKED, "attention_chunk_size"), (_INDEXED, "index_topk")):
+        if kind == _CHUNKED and device.type == "cpu" and chunked_layers(text):
+            continue
         most = getattr(text, option, None)
         if kind in kinds and (most is None or max_model_len > most):
             raise refusal(
@@ -155,17 +169,23 @@ def refuse_chunks(
             )
 
 
-def leave_out_counted_scales(
-    name: str, config: PreTrainedConfig, text: PreTrainedConfig, max_model_len: int
-) -> None:
-    """Turn off a scale of queries that is 1 before `floor_scale` tokens (Llama 4).
+def take_counted_scale(
+    name: str,
+    config: PreTrainedConfig,
+    text: PreTrainedConfig,
+    max_model_len: int,
+    device: torch.device,
+) -> QueryScale | None:
+    """Turn off a scale of queries that is 1 before `floor_scale` tokens (Llama 4); returns it where
+    rows may be longer.
 
     It counts from the first token of the forward, which is another request's. Raises ModelLoadError
-    for a `max_model_len` beyond that.
+    for a `max_model_len` beyond that on a card.
     """
     if not getattr(text, "attn_temperature_tuning", False):
-        return
-    if max_model_len > text.floor_scale:
+        return None
+    is_needed = max_model_len > text.floor_scale
+    if is_needed and device.type != "cpu":
         raise refusal(
             name,
             config,
@@ -173,6 +193,7 @@ def leave_out_counted_scales(
             f"max_model_len is {max_model_len}; a max_model_len within that will do",
         )
     text.attn_temperature_tuning = False
+    return QueryScale(text.floor_scale, text.attn_scale) if is_needed else None
 
 
 def refuse_unseen_windows(

@@ -340,6 +340,19 @@ def check_length(model: LoadedModel, config: CoreConfig, num_blocks: int) -> Non
     )
 
 
+def blocks_in(model: LoadedModel, config: CoreConfig, num_bytes: int) -> int:
+    """The number of blocks that a cache of `num_bytes` has.
+
+    Where no layer attends, blocks take none: there are as many as requests of full length need, and
+    as many again for the prefix cache, which names states by them.
+    """
+    each = block_bytes(model, config.block_size)
+    if each:
+        return num_bytes // each
+    longest = -(-model.max_model_len // config.block_size) + 1
+    return 1 + 2 * config.max_num_seqs * longest
+
+
 def block_bytes(model: LoadedModel, block_size: int) -> int:
     """Bytes of cache that one block takes over all layers."""
     return block_size * sum(layer.bytes_per_token(model.dtype) for layer in model.geometry)

@@ -28,6 +28,7 @@ from slipstream_core.runner.kv_cache_size import (
     PROFILE_BLOCKS,
     Meter,
     block_bytes,
+    blocks_in,
     blocks_on_card,
     check_length,
     free_before_loading,
@@ -118,7 +119,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
                 capture=capture,
             )
     elif num_blocks is None:
-        num_blocks = (cache - states) // (size * block_bytes(model, config.block_size))
+        num_blocks = blocks_in(model, config, (cache - states) // size)
     if rank is not None:
         num_blocks = least_over_ranks(num_blocks, model.device)
     check_length(model, config, num_blocks)

@@ -44,8 +44,10 @@ from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.fixed_shape import FIXED_SHAPE, FixedShapeBackend
 from slipstream_core.attention.forward_context import ForwardContext
 from slipstream_core.attention.interface import AttentionContext
+from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.attention.torch_backend import Scratch, TorchAttention, scratch_bytes
 from slipstream_core.forward.forward_ops import ForwardOps
+from slipstream_core.forward.operations import OperationList
 from slipstream_core.forward.trace import DecodesInOneCall, Forward, eager, kernels_mix, trace
 from slipstream_core.forward.trace_card import trace_for_card
 from slipstream_core.kernels.cpu.cpu_threads import Threads
@@ -167,7 +169,7 @@ class TorchRunner:
         if copies is None and model.device.type == "cuda":
             copies = CardCopies(model.device)
         self._copies = copies
-        widest = max(layer.key_blocks[0].nbytes for layer in self._layers)
+        widest = _widest(self._layers)
         is_cpu_float32 = model.device.type == "cpu" and model.dtype == torch.float32
         self._triton = None
         if kernel_config.native or kernel_config.attention_backend == "triton":
@@ -301,6 +303,11 @@ class TorchRunner:
         return
 
     @property
+    def decode_program(self) -> OperationList | None:
+        """The list of operations that decode steps run on a CPU, if they are one call."""
+        return self._model.program if isinstance(self._model, DecodesInOneCall) else None
+
+    @property
     def may_slice(self) -> bool:
         """True if plans may be `sliced`; the same on all ranks."""
         return self._slices is not None
@@ -320,8 +327,7 @@ class TorchRunner:
         The system gives memory to a page when it is written for the first time. No step may be in
         flight, and no request may have blocks.
         """
-        widest = max(layer.key_blocks[0].nbytes for layer in self._layers)
-        piece = max(1, _TOUCHED_BYTES // widest)
+        piece = max(1, _TOUCHED_BYTES // _widest(self._layers))
         end_s, done = clock() + within_s, 0
 
         def touch() -> None:
@@ -662,3 +668,8 @@ def _of_all_columns(forward: Forward, width: int) -> Forward:
         return gather_over_ranks(forward(ids, positions, keep, context), width)
 
     return whole
+
+
+def _widest(layers: Sequence[LayerCache]) -> int:
+    """The most bytes that a block's keys take in a layer; 1 if none attends."""
+    return max((layer.key_blocks[0].nbytes for layer in layers), default=1)

@@ -35,6 +35,7 @@ class _Columns(NamedTuple):
     tokens: npt.NDArray[np.int64]
     saved: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int64]
+    reads: npt.NDArray[np.int64]
     begins: npt.NDArray[np.uint8]
 
 
@@ -50,6 +51,7 @@ class FlatStep:
         query_lens: npt.NDArray[np.int32],
         starts: npt.NDArray[np.int32],
         saves: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({}),
+        reads: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """Arguments as those of `StateStep`; the pool's states are float32."""
         self._kernels = kernels
@@ -65,6 +67,7 @@ class FlatStep:
             np.concatenate([[0], ends]),
             saved,
             np.ascontiguousarray(slots, np.int64),
+            np.ascontiguousarray(slots if reads is None else reads, np.int64),
             np.ascontiguousarray(starts == 0, np.uint8),
         )
         self._rows = Mixing(num_rows, *(each.ctypes.data for each in self._columns))

@@ -17,6 +17,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -157,7 +158,9 @@ def install_mixers(model: nn.Module) -> tuple[Mixer, ...]:
             module.forward = mixer.forward
             mixers.append(mixer)
     if mixers:
-        model.register_forward_pre_hook(_give_cache, with_kwargs=True)
+        names = inspect.signature(model.forward).parameters
+        name = next((each for each in reversed(_CACHE_NAMES) if each in names), _CACHE_NAMES[-1])
+        model.register_forward_pre_hook(partial(_give_cache, name), with_kwargs=True)
     return tuple(mixers)
 
 
@@ -197,7 +200,9 @@ class _OwnValue:
         return value.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
 
 
-def _give_cache(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _give_cache(
+    name: str, _: nn.Module, args: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
     paged = kwargs.get("paged")
     step: MixingStep
     if isinstance(paged, MixingContext):
@@ -206,7 +211,7 @@ def _give_cache(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, d
         step = EachTokenAlone()
     else:
         raise StateError(f"a forward with {type(paged).__name__} has no rows for mixers")
-    return args, {**kwargs, "past_key_values": StateCarrier(step)}
+    return args, {**kwargs, name: StateCarrier(step)}
 
 
 def _asks_for_states(kind: type) -> bool:

@@ -114,6 +114,7 @@ class _Group(NamedTuple):
     num_rows: int
     length: int  # tokens of each row
     slots: torch.Tensor  # int64 [num_rows]
+    reads: torch.Tensor  # int64 [num_rows]: where their states are before
     begins: bool  # all of them
     saved: torch.Tensor | None = None  # int64 [num_rows] of the pool, where states are kept, too
 
@@ -130,30 +131,35 @@ class StateStep:
         starts: npt.NDArray[np.int32],
         num_decodes: int,
         saves: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({}),
+        reads: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """`slots`, `query_lens` and `starts`, each row's number of tokens before the step, [R].
 
+        reads: where rows' states are before the step, [R]; None: where it leaves them, in `slots`.
         saves: by row that is a chunk, (tokens, snapshot): the row's state behind so many of its
         tokens in this step, ascending, is saved.
         """
         self._pool = pool
         every = torch.from_numpy(slots.astype(np.int64))
+        read = every if reads is None else torch.from_numpy(reads.astype(np.int64))
         groups = []
         self._begun: torch.Tensor | None = None  # of the rows that decode, those that begin
         if num_decodes:
-            groups.append(_Group(0, num_decodes, 1, every[:num_decodes], begins=False))
+            own, old = every[:num_decodes], read[:num_decodes]
+            groups.append(_Group(0, num_decodes, 1, own, old, begins=False))
             begun = np.flatnonzero(starts[:num_decodes] == 0)
             self._begun = torch.from_numpy(begun) if len(begun) else None
         first = num_decodes
         for row in range(num_decodes, len(query_lens)):
-            own, begins, done = every[row : row + 1], int(starts[row]) == 0, 0
+            own, old = every[row : row + 1], read[row : row + 1]
+            begins, done = int(starts[row]) == 0, 0
             for length, snapshot in saves.get(row, ()):
                 saved = torch.tensor([pool.num_slots + snapshot])
-                groups.append(_Group(first + done, 1, length - done, own, begins, saved))
-                begins, done = False, length
+                groups.append(_Group(first + done, 1, length - done, own, old, begins, saved))
+                begins, done, old = False, length, own
             length = int(query_lens[row])
             if length > done:
-                groups.append(_Group(first + done, 1, length - done, own, begins))
+                groups.append(_Group(first + done, 1, length - done, own, old, begins))
             first += length
         self._groups = groups
 
@@ -174,7 +180,7 @@ class StateStep:
         inputs = hidden[0, group.first : group.first + num_tokens]
         rows = RowStates(mixer.layer, {}, {})
         if not group.begins:
-            rows = self._pool.read(mixer, group.slots)
+            rows = self._pool.read(mixer, group.reads)
             if group.first == 0 and self._begun is not None:
                 for states in (*rows.conv.values(), *rows.recurrent.values()):
                     states.index_fill_(0, self._begun, 0)
@@ -192,4 +198,5 @@ def _single_steps(group: _Group) -> list[_Group]:
     steps = [
         group._replace(first=group.first + at, length=1, saved=None) for at in range(group.length)
     ]
-    return [*steps[:-1], steps[-1]._replace(saved=group.saved)]
+    behind = [each._replace(reads=group.slots) for each in steps[1:-1]]
+    return [steps[0], *behind, steps[-1]._replace(reads=group.slots, saved=group.saved)]

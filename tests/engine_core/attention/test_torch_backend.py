@@ -38,6 +38,7 @@ class Case:
     sinks: bool
     seed: int
     num_rotated: int | None = None  # of latents: numbers of a key behind those of its value
+    chunk: int | None = None
 
 
 CASES = st.builds(
@@ -55,6 +56,7 @@ CASES = st.builds(
     sinks=st.booleans(),
     seed=st.integers(0, 1000),
     num_rotated=st.sampled_from([None, None, 4, 8]),
+    chunk=st.sampled_from([None, None, 1, 3, 16, 1000]),
 ).filter(lambda case: case.decode_lens or case.chunks)
 
 
@@ -111,6 +113,7 @@ def make_step(case: Case, num_layers: int = 1, kernels: Kernels | None = None) -
         softcap=case.softcap,
         sinks=torch.randn(num_heads) if case.sinks else None,
         is_latent=is_latent,
+        chunk=case.chunk,
     )
     query = torch.randn(sum(counts), num_heads, case.key_dim)
     slots, keys, values, expected = [], [], [], []
@@ -170,8 +173,13 @@ def attend_one(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, params: AttentionParams
 ) -> torch.Tensor:
     """One token's output, float64 [heads, value_dim]; it is the last of `key`."""
+    num_keys = len(key)
     if params.window is not None:
         key, value = key[-params.window :], value[-params.window :]
+    if params.chunk is not None:
+        num_before = (position := num_keys - 1) // params.chunk * params.chunk
+        seen = min(len(key), position + 1 - num_before)
+        key, value = key[-seen:], value[-seen:]
     group = len(query) // key.shape[1]
     outputs = []
     for head, q in enumerate(query.double()):
@@ -254,6 +262,10 @@ def test_rows_may_share_blocks() -> None:
     assert not torch.equal(before, named)
 
 
+def full_in_chunks(step: Step) -> AttentionParams:
+    return step.params._replace(chunk=4)
+
+
 def test_layers_of_one_step_may_differ() -> None:
     case = Case(2, 2, 16, 16, 4, [3, 9, 9, 30], [(7, 5), (0, 12)], 20, None, None, False, 0)
     step = make_step(case)
@@ -261,7 +273,10 @@ def test_layers_of_one_step_may_differ() -> None:
     narrow = step.params._replace(window=4)
     windowed = step.context.attend(0, step.query, step.key, step.value, narrow)
     again = step.context.attend(0, step.query, step.key, step.value, step.params)
+    chunked = step.context.attend(0, step.query, step.key, step.value, full_in_chunks(step))
     assert not torch.allclose(full, windowed)
+    assert not torch.allclose(full, chunked)
+    assert not torch.allclose(windowed, chunked)
     assert torch.equal(full, again)
     torch.testing.assert_close(full, step.expected, atol=2e-5, rtol=1e-4)
 

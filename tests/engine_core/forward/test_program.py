@@ -20,6 +20,7 @@ from slipstream_core.forward.operations import (
     ADD,
     NORM,
     PRODUCT,
+    SCALE,
     SILU_MUL,
     Operation,
     OperationList,
@@ -198,7 +199,7 @@ def test_any_chain_of_operations(rows: int, width: int, threads: int, data: st.D
     packed = ours.pack(matrix)
     operations = []
     for place in range(1, data.draw(st.integers(1, 12)) + 1):
-        kind = data.draw(st.sampled_from([NORM, PRODUCT, ADD, SILU_MUL]))
+        kind = data.draw(st.sampled_from([NORM, PRODUCT, ADD, SCALE, SILU_MUL]))
         a, b = (data.draw(st.integers(0, place - 1)) for _ in "ab")
         parts = (Part(place), Part(a), Part(b))
         if kind == NORM:
@@ -211,6 +212,11 @@ def test_any_chain_of_operations(rows: int, width: int, threads: int, data: st.D
         elif kind == ADD:
             values.append(values[a] + values[b])
             made = Operation(ADD, *parts, n=width)
+        elif kind == SCALE:
+            heads = data.draw(st.sampled_from([n for n in range(1, width + 1) if width % n == 0]))
+            by_head = values[a].view(1, rows, heads, -1) * values[b][..., :heads, None]
+            values.append(by_head.flatten(2))
+            made = Operation(SCALE, *parts, n=width // heads, heads=heads)
         else:
             values.append(ours.silu_mul(values[a], values[b]))
             made = Operation(SILU_MUL, *parts, n=width)
@@ -222,3 +228,23 @@ def test_any_chain_of_operations(rows: int, width: int, threads: int, data: st.D
     finally:
         ours.set_threads(1)
     assert torch.equal(result, values[-1]) or not values[-1].isfinite().all()
+
+
+def test_a_list_that_is_watched_notes_when_operations_begin(ours: Kernels) -> None:
+    width = 8
+    packed = ours.pack(torch.randn(width, width))
+    operations = [
+        Operation(ADD, Part(1), Part(0), Part(0), n=width),
+        Operation(ADD, Part(2), Part(1), Part(0), n=width),  # fused with the one before
+        Operation(PRODUCT, Part(3), Part(2), weight=packed, n=width, k=width),
+    ]
+    program = OperationList(ours, operations, [width] * 4, 1, 3)
+    x = torch.randn(1, 2, width)
+    before = program([x], [], 0)
+    begun = program.watch()
+    assert not begun.any()
+    assert torch.equal(program([x], [], 0), before)
+    first, fused, product, end = begun.tolist()
+    assert fused == 0
+    assert 0 < first <= product <= end
+    assert program.watch() is begun

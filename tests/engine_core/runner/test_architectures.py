@@ -9,14 +9,16 @@ import pytest
 import torch
 import transformers
 
+from slipstream_core.attention import interface
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.loader import load_model
+from slipstream_core.model.unsupported import refuse_chunks, take_counted_scale
 from slipstream_core.weights.coded_parameter import coded_parameters
 from slipstream_lab.models import tiny_models
 
 SERVED = [each for each in tiny_models.ARCHITECTURES if each.refused is None]
 SERVED += tiny_models.WITHIN_LIMITS
-QUICK = {"Qwen3.5", "LFM2", "Bamba"}  # a kind of mixer each
+QUICK = {"Qwen3.5", "LFM2", "Bamba", "Mamba 2"}  # a kind of mixer each
 HYBRIDS = [
     pytest.param(each, id=each.name, marks=[] if each.name in QUICK else [pytest.mark.long])
     for each in tiny_models.HYBRIDS
@@ -70,10 +72,32 @@ def test_queries_are_not_scaled_by_their_place_in_a_step(tmp_path: Path) -> None
     model = load_model(str(tmp_path), device="cpu", dtype="float32")
     [packed] = tiny_models.serve(model, tiny_models.PACKED)
     assert packed.outputs == tiny_models.generate(tmp_path)
-    overrides = {"floor_scale": 64}
-    with pytest.raises(ModelLoadError, match=r"from token 64 on .* max_model_len is 66"):
-        load_model(str(tmp_path), device="cpu", hf_overrides=overrides)
-    load_model(str(tmp_path), device="cpu", hf_overrides=overrides, max_model_len=64)
+
+
+@pytest.mark.parametrize("part", ["chunk_of", "scaled_query"])
+def test_chunks_and_scales_that_are_ignored_are_seen(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(1)
+    [llama] = (each for each in SERVED if each.name == "Llama 4")
+    tiny_models.save(llama, tmp_path)
+    ignored = {"chunk_of": lambda _: None, "scaled_query": lambda _, query, __: query}
+    monkeypatch.setattr(interface, part, ignored[part])
+    model = load_model(str(tmp_path), device="cpu", dtype="float32")
+    [packed] = tiny_models.serve(model, tiny_models.PACKED)
+    assert packed.outputs != tiny_models.generate(tmp_path)
+
+
+def test_chunks_and_scales_beyond_them_are_refused_on_cards() -> None:
+    [llama] = (each for each in SERVED if each.name == "Llama 4")
+    config, card = llama.config(), torch.device("cuda")
+    for check, why in (
+        (refuse_chunks, r"chunked_attention, which see 8 .* max_model_len is 12"),
+        (take_counted_scale, r"from token 11 on .* max_model_len is 12"),
+    ):
+        with pytest.raises(ModelLoadError, match=why):
+            check("m", config, config, 12, card)
+        check("m", config, config, 8, card)
 
 
 def test_rows_are_no_longer_than_what_an_indexer_selects(tmp_path: Path) -> None:

@@ -217,3 +217,17 @@ def test_blocks_get_the_rest(folder: Path, model: LoadedModel) -> None:
         assert lowered.info.max_num_seqs == int(0.4 * (cache - snapshots)) // model.state_bytes
     finally:
         lowered.close()
+
+
+def test_blocks_of_a_model_that_does_not_attend_take_no_memory(tmp_path: Path) -> None:
+    """There are as many as requests of full length need, and as many for prefixes."""
+    [tiny] = (each for each in tiny_models.HYBRIDS if each.name == "Mamba 2")
+    tiny_models.save(tiny, tmp_path)
+    settings = {"device": "cpu", "dtype": "float32", "max_num_seqs": 3, "block_size": 16}
+    runner = load_runner(CoreConfig(model=str(tmp_path), address="a", **settings))
+    try:
+        assert runner.num_blocks == 1 + 2 * 3 * (tiny_models.MAX_MODEL_LEN // 16 + 1)
+        assert runner.info.max_model_len == tiny_models.MAX_MODEL_LEN
+        assert runner.info.block_bytes == 0
+    finally:
+        runner.close()

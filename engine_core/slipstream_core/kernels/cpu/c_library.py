@@ -7,7 +7,12 @@ from pathlib import Path
 
 from slipstream_ipc.native.compiler import CLibrary, compiled
 
-_HEADERS = tuple(map(Path(__file__).with_name, ("coded.h", "kernels.h", "team.h", "vectors.h")))
+_HEADERS = tuple(
+    map(
+        Path(__file__).with_name,
+        ("activations.h", "coded.h", "kernels.h", "team.h", "vectors.h"),
+    )
+)
 _SOURCES = tuple(
     map(
         Path(__file__).with_name,

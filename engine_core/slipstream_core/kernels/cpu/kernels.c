@@ -97,6 +97,7 @@ static void attend_row(const Decode *p, int64_t row, int64_t first, int64_t last
     int num_heads = (int)(last - first), key_dim = (int)p->key_dim, value_dim = (int)p->value_dim;
     int64_t value_step = value_step_of(p);
     int64_t len = p->lens[row], token = p->window && p->window < len ? len - p->window : 0;
+    if (p->chunk && (len - 1) / p->chunk * p->chunk > token) token = (len - 1) / p->chunk * p->chunk;
     const int32_t *table = p->tables + p->table_rows[row] * p->widest;
     const float *sinks = p->sinks ? p->sinks + first : NULL;
     float *output = p->output + (row * p->heads + first) * value_dim;
@@ -132,7 +133,10 @@ static void attend_row(const Decode *p, int64_t row, int64_t first, int64_t last
                 total[h] *= less;
                 most[h] = highest;
             }
-            for (int t = 0; t < n; t++) scores[t] = slipstream_exp(scores[t] - highest);
+            int done = 0;
+            for (; done + W <= n; done += W)
+                *(vec *)(scores + done) = slipstream_exps(*(vec *)(scores + done) - highest);
+            for (; done < n; done++) scores[done] = slipstream_exp(scores[done] - highest);
             float mass = 0;
             for (int t = 0; t < n; t++) mass += scores[t];
             total[h] += mass;
@@ -272,7 +276,10 @@ void slipstream_silu_mul(const float *gate, int64_t gate_row, const float *up, i
 
 /* One row, on the calling thread. */
 void slipstream_silu_mul_row(const float *g, const float *u, float *out, int64_t dim) {
-    for (int64_t i = 0; i < dim; i++) out[i] = slipstream_silu(g[i]) * u[i];
+    int64_t i = 0;
+    for (; i + W <= dim; i += W)
+        *(vec *)(out + i) = slipstream_silus(*(const vec *)(g + i)) * *(const vec *)(u + i);
+    for (; i < dim; i++) out[i] = slipstream_silu(g[i]) * u[i];
 }
 
 typedef struct {

@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+#include "activations.h"
 #include "team.h"
 
 /* Attention of decode rows over the paged cache. */
@@ -25,6 +26,7 @@ typedef struct {
     const float *sinks;  /* [heads] or NULL */
     int64_t rows, heads, kv_heads, key_dim, value_dim, block_size;
     int64_t window; /* tokens attended to; 0: all */
+    int64_t chunk;  /* those before a multiple of this are not; 0: they are */
     float scale, softcap; /* softcap 0: none */
 } Decode;
 
@@ -48,7 +50,8 @@ typedef struct {
     const int64_t *segments; /* [rows + 1]: where each row's begin */
     const int64_t *tokens;   /* [segments + 1]: where each segment's begin */
     const int64_t *saved;    /* [segments]: the slot that keeps the state behind it, or -1 */
-    const int64_t *slots;    /* [rows] */
+    const int64_t *slots;    /* [rows]: that keep their states behind their tokens */
+    const int64_t *reads;    /* [rows]: that have them before; mostly the same */
     const uint8_t *begins;   /* [rows]: without a state, whatever the slot holds */
 } Mixing;
 
@@ -99,28 +102,6 @@ void slipstream_norm_row(const float *in, const float *weight, float *out, int64
 void slipstream_silu_mul_row(const float *g, const float *u, float *out, int64_t dim);
 void slipstream_rotate_token(const float *x, int64_t x_head, const float *c, const float *s,
                              float *y, int64_t heads, int64_t dim, int64_t width);
-
-/* exp as in Cephes' expf, about 2 ulp; arguments outside float's range are clamped, NaN is kept. */
-static inline float slipstream_exp(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
-    int n = (int)(x * 1.44269504f + (x < 0 ? -0.5f : 0.5f));
-    float k = (float)n;
-    float r = x - k * 0.693359375f + k * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    union { int32_t bits; float value; } power = {(n + 127) << 23};
-    return p * power.value;
-}
-
-static inline float slipstream_sigmoid(float x) { return 1.0f / (1.0f + slipstream_exp(-x)); }
-
-static inline float slipstream_silu(float x) { return x / (1.0f + slipstream_exp(-x)); }
 
 #define ROW_CHUNK 16384 /* numbers that an operation by row processes in some microseconds */
 

@@ -59,6 +59,7 @@ class Decode(ctypes.Structure):
         ("value_dim", _Int),
         ("block_size", _Int),
         ("window", _Int),
+        ("chunk", _Int),
         ("scale", _Float),
         ("softcap", _Float),
     )
@@ -73,6 +74,7 @@ class Mixing(ctypes.Structure):
         ("tokens", _Pointer),
         ("saved", _Pointer),
         ("slots", _Pointer),
+        ("reads", _Pointer),
         ("begins", _Pointer),
     )
 

@@ -14,15 +14,18 @@
 
 #define CHANNELS 512 /* of a convolution, to an item */
 #define VECTORS 4    /* of columns, to an item: as many sums hide the latency of one */
+/* to an item where rows have one token each: memory is read in longer pieces, and L1 keeps none of
+ * it for a next token */
+#define VECTORS_OF_STEPS (W == 16 ? 8 : VECTORS) /* registers hold twice as many sums */
 
 /* Where the row's segments begin and end, and the state that they begin with. */
 typedef struct {
-    int64_t first, last, slot;
+    int64_t first, last, slot, read;
     int begins;
 } Row;
 
 static Row row_of(const Mixing *m, int64_t row) {
-    return (Row){m->segments[row], m->segments[row + 1], m->slots[row], m->begins[row]};
+    return (Row){m->segments[row], m->segments[row + 1], m->slots[row], m->reads[row], m->begins[row]};
 }
 
 /* --- the short convolution --- */
@@ -42,11 +45,12 @@ static void convolve_block(const Convolve *p, int64_t row, int64_t channel) {
     int64_t n = width - channel < CHANNELS ? width - channel : CHANNELS;
     float before[past * CHANNELS + 1]; /* the inputs before the row's tokens */
     float *state = p->states + r.slot * p->state_size + channel;
+    const float *old = p->states + r.read * p->state_size + channel;
     for (int64_t k = 0; k < past; k++)
         if (r.begins)
             memset(before + k * CHANNELS, 0, sizeof(float) * n);
         else
-            memcpy(before + k * CHANNELS, state + k * width, sizeof(float) * n);
+            memcpy(before + k * CHANNELS, old + k * width, sizeof(float) * n);
     int64_t start = m->tokens[r.first];
     for (int64_t s = r.first; s < r.last; s++) {
         for (int64_t t = m->tokens[s]; t < m->tokens[s + 1]; t++) {
@@ -59,8 +63,9 @@ static void convolve_block(const Convolve *p, int64_t row, int64_t channel) {
                 const float *weight = p->weight + k * width + channel;
                 for (int64_t i = 0; i < n; i++) out[i] += weight[i] * in[i];
             }
-            if (p->activates)
-                for (int64_t i = 0; i < n; i++) out[i] = slipstream_silu(out[i]);
+            int64_t i = p->activates ? 0 : n;
+            for (; i + W <= n; i += W) *(vec *)(out + i) = slipstream_silus(*(vec *)(out + i));
+            for (; i < n; i++) out[i] = slipstream_silu(out[i]);
         }
         int is_last = s + 1 == r.last;
         float *kept[2] = {is_last ? state : 0,
@@ -92,9 +97,11 @@ typedef struct {
     float strength;
 } Token;
 
-/* One token, `count` vectors of columns, of which `state` holds rows `row` floats apart. */
+/* One token, `count` vectors of columns, of which `old` has rows `row` floats apart, and `state` gets
+ * them; these may be the same. */
 static inline __attribute__((always_inline)) void columns(const int count, const Recur *p,
-                                                          const Token *t, float *state) {
+                                                          const Token *t, const float *old,
+                                                          float *state) {
     int64_t keys = p->key_dim, row = p->value_dim;
     vec change[count], out[count];
     for (int v = 0; v < count; v++) change[v] = *(const vec *)(t->value + v * W);
@@ -102,18 +109,18 @@ static inline __attribute__((always_inline)) void columns(const int count, const
         vec seen[count];
         for (int v = 0; v < count; v++) seen[v] = (vec){0};
         for (int64_t i = 0; i < keys; i++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int v = 0; v < count; v++)
-                seen[v] += t->decayed[i] * *(const vec *)(state + i * row + v * W);
+                seen[v] += t->decayed[i] * *(const vec *)(old + i * row + v * W);
         for (int v = 0; v < count; v++) change[v] -= seen[v];
     }
     for (int v = 0; v < count; v++) change[v] *= t->strength, out[v] = (vec){0};
     for (int64_t i = 0; i < keys; i++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < count; v++) {
-            vec *at = (vec *)(state + i * row + v * W);
-            vec next = t->decay[i] * *at + t->key[i] * change[v];
-            *at = next;
+            int64_t at = i * row + v * W;
+            vec next = t->decay[i] * *(const vec *)(old + at) + t->key[i] * change[v];
+            *(vec *)(state + at) = next;
             out[v] += t->query[i] * next;
         }
     for (int v = 0; v < count; v++) {
@@ -123,30 +130,36 @@ static inline __attribute__((always_inline)) void columns(const int count, const
 }
 
 /* Columns that fill no vector. */
-static void column(const Recur *p, const Token *t, float *state, int64_t at) {
+static void column(const Recur *p, const Token *t, const float *old, float *state, int64_t at) {
     float change = t->value[at], out = 0;
     if (p->is_delta) {
         float seen = 0;
         for (int64_t i = 0; i < p->key_dim; i++)
-            seen += t->decayed[i] * state[i * p->value_dim + at];
+            seen += t->decayed[i] * old[i * p->value_dim + at];
         change -= seen;
     }
     change *= t->strength;
     for (int64_t i = 0; i < p->key_dim; i++) {
         float *each = state + i * p->value_dim + at;
-        *each = t->decay[i] * *each + t->key[i] * change;
+        *each = t->decay[i] * old[i * p->value_dim + at] + t->key[i] * change;
         out += t->query[i] * *each;
     }
     t->output[at] = t->skip ? out + *t->skip * t->value[at] : out;
 }
 
+/* Columns of an item. */
+static int64_t block_of(const Recur *p) {
+    const Mixing *m = p->m;
+    return W * (m->tokens[m->segments[m->rows]] == m->rows ? VECTORS_OF_STEPS : VECTORS);
+}
+
 static int64_t column_blocks(const Recur *p) {
-    return (p->value_dim + VECTORS * W - 1) / (VECTORS * W);
+    return (p->value_dim + block_of(p) - 1) / block_of(p);
 }
 
 Stage slipstream_recur_stage(const Recur *p, int64_t after) {
     int64_t items = p->m->rows * p->heads * column_blocks(p);
-    return (Stage){items, slipstream_row_chunk(p->key_dim * VECTORS * W), after};
+    return (Stage){items, slipstream_row_chunk(p->key_dim * block_of(p)), after};
 }
 
 /* key / |key|, times `scale`. */
@@ -164,6 +177,12 @@ static void prepare(const Recur *p, const float *in, float scale, float *out) {
     for (int64_t i = 0; i < dim; i++) out[i] = in[i] * scale;
 }
 
+static void exponentials(const float *in, float *out, int64_t n) {
+    int64_t i = 0;
+    for (; i + W <= n; i += W) *(vec *)(out + i) = slipstream_exps(*(const vec *)(in + i));
+    for (; i < n; i++) out[i] = slipstream_exp(in[i]);
+}
+
 static void recur_block(const Recur *p, int64_t row, int64_t head, int64_t first, int64_t width) {
     const Mixing *m = p->m;
     Row r = row_of(m, row);
@@ -171,6 +190,7 @@ static void recur_block(const Recur *p, int64_t row, int64_t head, int64_t first
     float query[dim], key[dim], decay[dim], decayed[dim];
     int64_t offset = head * dim * columns_of + first;
     float *state = p->states + r.slot * p->state_size + offset;
+    const float *old = r.begins ? state : p->states + r.read * p->state_size + offset;
     if (r.begins)
         for (int64_t i = 0; i < dim; i++)
             memset(state + i * columns_of, 0, sizeof(float) * width);
@@ -180,7 +200,7 @@ static void recur_block(const Recur *p, int64_t row, int64_t head, int64_t first
             prepare(p, p->key + at * p->key_token + key_head * dim, 1.0f, key);
             const float *logs = p->decay + at * p->decay_token;
             if (p->decays_by_key)
-                for (int64_t i = 0; i < dim; i++) decay[i] = slipstream_exp(logs[head * dim + i]);
+                exponentials(logs + head * dim, decay, dim);
             else {
                 float same = slipstream_exp(logs[head]);
                 for (int64_t i = 0; i < dim; i++) decay[i] = same;
@@ -195,15 +215,18 @@ static void recur_block(const Recur *p, int64_t row, int64_t head, int64_t first
                        p->output + (at * p->heads + head) * columns_of + first,
                        p->strength ? p->strength[at * p->strength_token + head] : 1.0f};
             int64_t done = 0;
-            if (width == VECTORS * W)
-                columns(VECTORS, p, &t, state), done = width;
+            if (width == VECTORS_OF_STEPS * W)
+                columns(VECTORS_OF_STEPS, p, &t, old, state), done = width;
+            else if (width == VECTORS * W)
+                columns(VECTORS, p, &t, old, state), done = width;
             else
                 for (; done + W <= width; done += W) {
                     Token part = t;
                     part.value += done, part.output += done;
-                    columns(1, p, &part, state + done);
+                    columns(1, p, &part, old + done, state + done);
                 }
-            for (; done < width; done++) column(p, &t, state, done);
+            for (; done < width; done++) column(p, &t, old, state, done);
+            old = state;
         }
         if (m->saved[s] >= 0) {
             float *saved = p->states + m->saved[s] * p->state_size + offset;
@@ -214,7 +237,7 @@ static void recur_block(const Recur *p, int64_t row, int64_t head, int64_t first
 }
 
 void slipstream_recur_work(const Recur *p, int64_t first, int64_t last) {
-    int64_t blocks = column_blocks(p), size = VECTORS * W;
+    int64_t blocks = column_blocks(p), size = block_of(p);
     for (int64_t item = first; item < last; item++) {
         int64_t at = item % blocks * size, left = p->value_dim - at, of = item / blocks;
         recur_block(p, of / p->heads, of % p->heads, at, left < size ? left : size);

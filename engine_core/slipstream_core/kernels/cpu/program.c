@@ -15,6 +15,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <time.h>
 
 enum {
     NORM,
@@ -29,7 +30,8 @@ enum {
     SOFTPLUS,
     COPY,
     CONVOLVE,
-    RECUR
+    RECUR,
+    SCALE
 };
 
 enum { ACTIVATES = 1, IS_DELTA = 2, DECAYS_BY_KEY = 4 }; /* flags: convolve; recur */
@@ -46,7 +48,8 @@ typedef struct {
     const float *bias;
     int64_t n, k;        /* product; convolve: channels, taps; others: n numbers per row, or per head;
                           * rotate: k of them turn; sum: all of a row */
-    int64_t heads, kv_heads, key_dim, value_dim; /* heads: norm, rotate, copy, attend, recur */
+    int64_t heads, kv_heads, key_dim, value_dim; /* heads: norm, rotate, copy, scale,
+                                                  * attend, recur */
     int64_t layer, window; /* layer: of the cache; convolve, recur: number of the state */
     int64_t step, flags;   /* step: floats from one of a's heads to the next: norm, copy */
     int64_t format;        /* product: of its weight */
@@ -66,6 +69,8 @@ typedef struct {
     const Mixing *mixing;
     float *const *states; /* by number: [slots, state_sizes] */
     const int64_t *state_sizes;
+    int64_t *begun; /* [count + 1] or NULL: when each operation began, in ns, then the end; of those
+                     * that are fused, the first */
 } Run;
 
 #define AT(part) (r->buffers[o->part.buffer] + o->part.at)
@@ -85,7 +90,7 @@ static Decode decode_of(const Run *r, const Operation *o) {
     d.output = AT(out), d.sinks = 0;
     d.heads = o->heads, d.kv_heads = o->kv_heads;
     d.key_dim = o->key_dim, d.value_dim = o->value_dim;
-    d.window = o->window, d.scale = o->number, d.softcap = o->softcap;
+    d.chunk = 0, d.window = o->window, d.scale = o->number, d.softcap = o->softcap;
     return d;
 }
 
@@ -132,11 +137,20 @@ static void of_row(const Run *r, const Operation *o, int64_t t) {
         for (int64_t i = 0; i < o->n; i++) out[i] = a[i] * b[i];
         break;
     }
-    case SIGMOID:
-        for (int64_t i = 0; i < o->n; i++) out[i] = slipstream_sigmoid(a[i]);
+    case SIGMOID: {
+        int64_t i = 0;
+        for (; i + W <= o->n; i += W) *(vec *)(out + i) = slipstream_sigmoids(*(const vec *)(a + i));
+        for (; i < o->n; i++) out[i] = slipstream_sigmoid(a[i]);
         break;
+    }
     case SOFTPLUS: /* as torch's, which is x itself above 20 */
         for (int64_t i = 0; i < o->n; i++) out[i] = a[i] > 20.0f ? a[i] : log1pf(expf(a[i]));
+        break;
+    case SCALE: /* each head by a number of its own */
+        for (int64_t h = 0; h < o->heads; h++) {
+            float factor = (AT(b) + t * ROW(b))[h];
+            for (int64_t i = 0; i < o->n; i++) out[h * o->n + i] = a[h * o->n + i] * factor;
+        }
         break;
     case COPY:
         for (int64_t h = 0; h < o->heads; h++)
@@ -146,6 +160,12 @@ static void of_row(const Run *r, const Operation *o, int64_t t) {
         slipstream_silu_mul_row(a, AT(b) + t * ROW(b), out, o->n);
         break;
     }
+}
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
 /* A stage's index is twice its operation's index, plus 1 for the second stage of attention. Fused
@@ -158,6 +178,7 @@ static int64_t chain_end(const Run *r, int64_t at) {
 static Stage stage(const void *of, int64_t index) {
     const Run *r = of;
     int64_t at = index / 2;
+    if (r->begun && index % 2 == 0) r->begun[at] = now_ns();
     if (at == r->count || *r->failed) return NO_STAGE;
     const Operation *o = r->operations + at;
     if (o->kind == PRODUCT) {

@@ -51,6 +51,19 @@ def test_silu_mul(ours: Kernels, rows: int) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("spread", [1.0, 30.0, 1e30])
+def test_a_number_has_the_same_bits_in_a_vector_and_behind_it(ours: Kernels, spread: float) -> None:
+    torch.manual_seed(1)
+    ordinary = torch.randn(1, 1, 999) * spread
+    special = torch.tensor([[[0.0, -0.0, float("inf"), -float("inf"), float("nan"), 87.0, -88.0]]])
+    gate, up = torch.cat([ordinary, special], -1), torch.randn(1, 1, 1006)
+    together = ours.silu_mul(gate, up)
+    alone = [ours.silu_mul(*each) for each in zip(gate.split(1, -1), up.split(1, -1), strict=True)]
+    assert together.isnan().tolist() == torch.cat(alone, -1).isnan().tolist()
+    assert torch.equal(together.nan_to_num(), torch.cat(alone, -1).nan_to_num())
+
+
+@needs_compiler
 @pytest.mark.parametrize(("tokens", "heads", "dim"), [(1, 4, 64), (5, 3, 10), (300, 4, 64)])
 def test_rotate(ours: Kernels, tokens: int, heads: int, dim: int) -> None:
     x = torch.randn(heads, tokens, dim).transpose(0, 1)
