@@ -50,6 +50,22 @@ class Snapshots:
         self.num_loads += 1
         return self._of[digest]
 
+    def take(self) -> int | None:
+        """Return a snapshot for another use than the prefix cache's, until `give_back`; None if
+        there is no room.
+        """
+        if self._free:
+            return self._free.pop()
+        oldest = next(iter(self._of), None)
+        if oldest is None or oldest in self._loaded:  # all are of the planned step
+            return None
+        self.num_evictions += 1
+        return self._of.pop(oldest)
+
+    def give_back(self, snapshot: int) -> None:
+        """Make room: a snapshot that was taken."""
+        self._free.append(snapshot)
+
     def save(self, digest: bytes) -> int | None:
         """Return the snapshot that the planned step makes of this state; None where there is one
         already, or no room.
@@ -59,14 +75,9 @@ class Snapshots:
             return None
         if digest in self._saved:
             return None
-        if self._free:
-            snapshot = self._free.pop()
-        else:
-            oldest = next(iter(self._of), None)
-            if oldest is None or oldest in self._loaded:  # all are of the planned step
-                return None
-            snapshot = self._of.pop(oldest)
-            self.num_evictions += 1
+        snapshot = self.take()
+        if snapshot is None:
+            return None
         self._saved[digest] = snapshot
         return snapshot
 

@@ -80,6 +80,7 @@ from slipstream_core.step.device_thread import DeviceThread
 from slipstream_core.step.drafts import Unfolded, accepted, only_accepted, unfold
 from slipstream_core.step.plan import (
     Int32s,
+    Int64s,
     ModelInfo,
     PromptPlan,
     StepFailed,
@@ -639,20 +640,27 @@ def _rows_of_states(pool: StatePool, plan: StepPlan, rows: Selector) -> dict[str
     """The plan's rows for mixers, in the model's order, as StateStep takes them; loads the
     snapshots that it names, and saves states in front of it.
     """
-    query_lens = plan.query_lens[rows]
+    query_lens, slots = plan.query_lens[rows], plan.slots
+    reads: Int64s | None = None
     saves: dict[int, list[tuple[int, int]]] = {}
     if (snapshots := plan.snapshots) is not None:
         if len(snapshots.loads):
             pool.load(torch.from_numpy(snapshots.load_slots), torch.from_numpy(snapshots.loads))
         if len(snapshots.front_saves):
-            slots, saves_in_front = snapshots.front_slots, snapshots.front_saves
-            pool.save(torch.from_numpy(slots), torch.from_numpy(saves_in_front))
+            places, saves_in_front = snapshots.front_places, snapshots.front_saves
+            pool.save(torch.from_numpy(places), torch.from_numpy(saves_in_front))
         columns = (snapshots.save_rows, snapshots.save_lens, snapshots.saves)
         for row, length, snapshot in zip(*(each.tolist() for each in columns), strict=True):
             # a chunk has the same number in the model's order
             saves.setdefault(row, []).append((length, snapshot))
+        if (alternation := snapshots.alternation) is not None:
+            reads, slots = slots.astype(np.int64), slots.astype(np.int64)
+            reads[alternation.rows] = alternation.reads
+            slots[alternation.rows] = alternation.writes
+            reads = reads[rows]
     return {
-        "slots": plan.slots[rows],
+        "slots": slots[rows],
+        "reads": reads,
         "query_lens": query_lens,
         "starts": plan.kv_lens[rows] - query_lens,
         "saves": saves,

@@ -10,7 +10,8 @@
 - Where a model carries recurrent states, a request shares the blocks in front of the last of them
   that has a snapshot of the state behind it, which its first step loads.
 - An answer's states are saved in front of the token behind a mark: by then, all tokens before it
-  are on the host. At most half of the snapshots are of answers that go on.
+  are on the host. At most half of the snapshots are of answers that go on, or second places of
+  rows whose steps may be dropped (`state_twins`).
 - A request that found no room is looked up again only when it might find some (`_Shortage`):
   looking up a long prompt takes milliseconds, and the next request is tried before every step.
 """
@@ -30,11 +31,13 @@ from slipstream_core.kvcache.snapshots import Snapshots
 from slipstream_core.scheduler.launched_steps import BlockUse
 from slipstream_core.scheduler.request_table import NO_SLOT, RequestTable, SlotTable
 from slipstream_core.scheduler.state_marks import answer_marks, state_marks
+from slipstream_core.scheduler.state_twins import StateTwins
 from slipstream_core.step.plan import SnapshotPlan
 from slipstream_ipc.history.token_log import TokenLog
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 _NO_BLOCKS: Int32s = np.empty(0, np.int32)
 
@@ -96,6 +99,7 @@ class RequestBlocks:
         self._saved_ends: list[tuple[int, bytes]] = []  # of all saves: blocks, the last's digest
         # by running row: the digest of the last mark in its answer
         self._answers: dict[int, bytes] = {}
+        self.twins = StateTwins(self.snapshots, len(slots.row))
         # by row: how many of its blocks were cached, where fewer had a snapshot behind them
         self._branches: dict[int, int] = {}
         self._shortage: _Shortage | None = None  # of the request that found no room last
@@ -202,6 +206,11 @@ class RequestBlocks:
         """True if states are saved."""
         return self._has_snapshots
 
+    @property
+    def _most_held(self) -> int:
+        """The most answers that have a snapshot: with second places, half of all snapshots."""
+        return (self.snapshots.num - 1) // 2 - len(self.twins)
+
     def mark_answers(self, rows: Int64s, positions: Int64s) -> None:
         """The step that is being planned computes one token of each of these running rows [n],
         which decode, at these positions: save the states in front of it where a mark is.
@@ -221,7 +230,7 @@ class RequestBlocks:
     def _mark_answer(self, row: int, num_blocks: int) -> None:
         assert self._cache is not None
         before = self._answers.get(row)
-        if before is None and 2 * len(self._answers) >= self.snapshots.num - 1:
+        if before is None and len(self._answers) >= self._most_held:
             return
         if before is not None:
             self.snapshots.drop(before)
@@ -277,26 +286,34 @@ class RequestBlocks:
         uses, self._uses = self._uses, []
         return uses
 
-    def take_snapshots(self, rows: Int64s) -> SnapshotPlan | None:
+    def take_snapshots(
+        self, step: int, rows: Int64s, watched: Bools | None = None
+    ) -> SnapshotPlan | None:
         """The snapshots that the planned step of these rows [R] loads and saves; None if there are
-        none.
+        none. watched: those whose steps may be dropped.
         """
         loads, saves, fronts = self._loads, self._saves, self._front_saves
-        if not loads and not saves and not fronts:
+        requests, alternation = self._requests, None
+        front_places = [self.twins.place(row, int(requests.slot[row])) for row, _ in fronts]
+        if self._has_snapshots and watched is not None and (len(self.twins) or watched.any()):
+            most = len(self.twins) + max(0, self._most_held - len(self._answers))
+            alternation = self.twins.alternate(step, rows, requests.slot[rows], watched, most=most)
+        if not loads and not saves and not fronts and alternation is None:
             return None
         self._loads, self._saves, self._front_saves = [], [], []
         self.snapshots.publish()
         self._reconsider()
         at = {row: i for i, row in enumerate(rows.tolist())} if saves else {}
-        slots = self._requests.slot
+        slots = requests.slot
         return SnapshotPlan(
             load_slots=slots[[row for row, _ in loads]].astype(np.int64),
             loads=np.array([snapshot for _, snapshot in loads], np.int64),
             save_rows=np.array([at[row] for row, _, _ in saves], np.int64),
             save_lens=np.array([length for _, length, _ in saves], np.int64),
             saves=np.array([snapshot for _, _, snapshot in saves], np.int64),
-            front_slots=slots[[row for row, _ in fronts]].astype(np.int64),
+            front_places=np.array(front_places, np.int64),
             front_saves=np.array([snapshot for _, snapshot in fronts], np.int64),
+            alternation=alternation,
         )
 
     def release(self, rows: Int64s) -> None:
@@ -305,6 +322,8 @@ class RequestBlocks:
             self._register_sampled(rows)
             for row in rows.tolist() if self._answers else ():
                 self._answers.pop(row, None)
+            for row in rows.tolist() if len(self.twins) else ():
+                self.twins.release(row)
         blocks = self._slots.release(self._requests.slot[rows])
         self._pool.release(blocks[::-1])  # the first blocks are reused last: they are shared most
         self._requests.slot[rows] = NO_SLOT

@@ -15,8 +15,8 @@ from the runner into the history.
 - A step may give a row several tokens. What is in flight for that row then has the wrong positions
   and is dropped, and the next step computes all of its new tokens in a chunk. So it is where a
   token shows that the next one needs a mask (`reasoning_rows`). Keys are written again, but a
-  recurrent state has run ahead and cannot go back: such a row is preempted, and begins behind the
-  last state of its tokens that the prefix cache has.
+  recurrent state has run ahead: such a row goes on from its second place (`state_twins`), or is
+  preempted, and begins behind the last state of its tokens that the prefix cache has.
 - Where a drafter foresees tokens, a step of rows that decode computes their drafts as well. What is
   sampled behind them decides how far rows came, so it is planned once all steps before are
   answered, and nothing is planned behind it. Blocks in which all drafts were wrong are freed.
@@ -471,7 +471,7 @@ class Scheduler:
             ahead = rows[runs][requests.computed[rows[runs]] > computed]
             requests.computed[rows[runs]] = computed
             for row in ahead.tolist() if self._has_states else ():
-                self._running_set.preempt(row)
+                self._take_back(row)
         ended = rows[lengths >= requests.limit.take(rows)]
         if len(ended):
             self._remove(ended)
@@ -551,6 +551,12 @@ class Scheduler:
             and not self._requests.lacks_logprob_budget(np.array([row]))[0]
         ):
             self._running_set.requeue(row)
+
+    def _take_back(self, row: int) -> None:
+        """A running row's state has run ahead, by a step in flight that is dropped."""
+        ahead = [each.step for each in self._in_flight if row in each.rows.array]
+        if len(ahead) != 1 or not self._blocks.twins.take_back(row, ahead[0]):
+            self._running_set.preempt(row)
 
     def _reserve_logprobs(self) -> None:
         """Reserve room for rows that ran out of it for their log-probabilities, in order. Running
@@ -707,7 +713,14 @@ class Scheduler:
         return self._with_snapshots(plan, batch.rows)
 
     def _with_snapshots(self, plan: StepPlan, rows: RowSet) -> StepPlan:
-        snapshots = self._blocks.take_snapshots(rows.array) if self._has_states else None
+        if not self._has_states:
+            return plan
+        watched = None
+        if self._reasoning or len(self._blocks.twins):
+            requests = self._requests
+            watched = requests.may_need_mask.take(rows.array)
+            watched &= requests.masked_from.take(rows.array) > plan.kv_lens
+        snapshots = self._blocks.take_snapshots(plan.step, rows.array, watched)
         return plan if snapshots is None else replace(plan, snapshots=snapshots)
 
     def _end_batch(self) -> None:

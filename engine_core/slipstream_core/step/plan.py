@@ -73,6 +73,17 @@ class ListedLogprobs:
         return self.ids[at] if at < len(self.rows) and self.rows[at] == row else None
 
 
+@dataclass(frozen=True, slots=True)
+class Alternation:
+    """Rows that read their recurrent states from another place than they leave them in. A place is
+    a slot, or `max_num_seqs` and a snapshot's number.
+    """
+
+    rows: Int64s  # [A] indices among the plan's R rows, ascending
+    reads: Int64s  # [A] places
+    writes: Int64s  # [A] places
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPlan:
     """The snapshots of recurrent states that a step loads and saves. Before its forward it loads
@@ -84,8 +95,9 @@ class SnapshotPlan:
     save_rows: Int64s  # [M] indices among the plan's R rows, ascending
     save_lens: Int64s  # [M] behind so many of the row's tokens in this step, ascending in a row
     saves: Int64s  # [M] snapshots, all different, also from `front_saves`
-    front_slots: Int64s  # [F] of rows whose states are saved as they are before the forward
+    front_places: Int64s  # [F] of rows whose states are saved as they are before the forward
     front_saves: Int64s  # [F] snapshots
+    alternation: Alternation | None = None  # all other rows keep their states in their slots
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):

@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 )
 from tests.helpers.new_requests import new_request
 from tests.helpers.scheduler_harness import scheduler_of
+from tests.helpers.watched_rows import WatchedReasoning
 
 from slipstream_core.engine_counters import EngineCounters
 from slipstream_core.kvcache.prefix_cache import next_digest
@@ -107,17 +108,36 @@ class Device:
 
     def save_in_front(self, plan: StepPlan, *, fails: bool) -> None:
         if plan.snapshots is not None:
-            columns = (plan.snapshots.front_slots, plan.snapshots.front_saves)
-            for slot, snapshot in zip(*(each.tolist() for each in columns), strict=True):
-                self.snapshots[snapshot] = GARBAGE if fails else self.states[slot]
+            columns = (plan.snapshots.front_places, plan.snapshots.front_saves)
+            for place, snapshot in zip(*(each.tolist() for each in columns), strict=True):
+                self.snapshots[snapshot] = GARBAGE if fails else self.state_at(place)
+
+    def state_at(self, place: int) -> Any:
+        num_slots = len(self.tables)
+        if place < num_slots:
+            return self.states.get(place, GARBAGE)
+        return self.snapshots.get(place - num_slots, GARBAGE)
+
+    def leave(self, place: int, state: Any) -> None:
+        num_slots = len(self.tables)
+        if place < num_slots:
+            self.states[place] = state
+        else:
+            self.snapshots[place - num_slots] = state
 
     def mix(self, plan: StepPlan, row: int, tokens: list[int], *, fails: bool) -> Any:
         """The state behind a row's tokens; None if the model carries none."""
         if not self.has_states:
             assert plan.snapshots is None
             return None
-        slot, start = int(plan.slots[row]), int(plan.kv_lens[row]) - len(tokens)
-        state: Any = self.states.get(slot, GARBAGE) if start else ()
+        read = write = int(plan.slots[row])
+        start = int(plan.kv_lens[row]) - len(tokens)
+        alternation = None if plan.snapshots is None else plan.snapshots.alternation
+        if alternation is not None:
+            for at in np.flatnonzero(alternation.rows == row).tolist():
+                read, write = int(alternation.reads[at]), int(alternation.writes[at])
+                assert write in (int(plan.slots[row]), read) or read == int(plan.slots[row])
+        state: Any = self.state_at(read) if start else ()
         if fails:
             state, tokens = GARBAGE, []
         if (snapshots := plan.snapshots) is not None:
@@ -129,8 +149,8 @@ class Device:
                 assert row >= plan.num_decodes
                 assert 0 < length <= int(plan.query_lens[row])
                 self.snapshots[int(snapshots.saves[at])] = (*state, *tokens[:length])
-        self.states[slot] = (*state, *tokens)
-        return self.states[slot]
+        self.leave(write, (*state, *tokens))
+        return (*state, *tokens)
 
     def prefix(self, table: list[int], length: int) -> Prefix | None:
         """The first tokens that a table's places hold, None where they are of different prefixes.
@@ -197,13 +217,23 @@ class Harness:
 
         blocks._find, blocks.find_room = looked_up, checked
 
-    def add(self, prompt: list[int], max_tokens: int = 4, outputs: int = 0, **more: Any) -> int:
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int = 4,
+        outputs: int = 0,
+        end: int | None = None,
+        **more: Any,
+    ) -> int:
+        """Add a request. end: the token that ends its reasoning, if that is followed."""
         row = min(set(range(MAX_ROWS)) - self.streams.keys())
         ids = list(prompt)
         for _ in range(
             min(outputs, max_tokens - 1, self.limits["max_model_len"] - len(prompt) - 1)
         ):
             ids.append(next_token(tuple(ids)))
+        if end is not None:
+            more["reasoning"] = WatchedReasoning(end, ids[len(prompt) :])
         request = new_request(
             row=row,
             prompt_len=len(prompt),
@@ -319,6 +349,7 @@ class Harness:
         assert not self.streams, "somebody starves"
         assert not self.blocks._branches
         assert not self.blocks._answers
+        assert not len(self.blocks.twins)
         assert self.scheduler.num_free_blocks == self.limits["num_blocks"] - 1
         assert not self.blocks._cache or not self.blocks._cache._chains
 
@@ -361,13 +392,15 @@ class Harness:
     def check_snapshots(self) -> None:
         """Each is free or found, and nothing is left of a step that has been planned."""
         snapshots = self.blocks.snapshots
-        assert sorted([*snapshots._free, *snapshots._of.values()]) == list(range(snapshots.num))
+        twins = self.blocks.twins.snapshots
+        every = [*snapshots._free, *snapshots._of.values(), *twins]
+        assert sorted(every) == list(range(snapshots.num))
         assert not snapshots._saved
         assert not snapshots._loaded
         assert not self.blocks._loads
         assert not self.blocks._saves
         assert not self.blocks._front_saves
-        assert 2 * len(self.blocks._answers) <= snapshots.num
+        assert 2 * (len(self.blocks._answers) + len(twins)) <= snapshots.num
 
     def check_names(self) -> None:
         """A block that could be found holds what its name says."""
@@ -861,6 +894,42 @@ def test_a_failed_step_leaves_no_mark_in_an_answer() -> None:
     harness.finish()
 
 
+def test_a_row_whose_launched_step_is_dropped_goes_on_from_its_other_place() -> None:
+    harness = hybrid()
+    row = harness.add(PROMPT, 20, end=2)
+    seen: list[int] = []
+    while 2 not in seen:
+        harness.run(ahead=1)
+        assert len(harness.blocks.twins) == 1
+        seen = harness.streams[row].ids[len(PROMPT) :]
+    assert harness.run(ahead=0)[0] == [1]  # the dropped one once more
+    harness.run(2)
+    assert not len(harness.blocks.twins)  # all tokens have masks, so no step will be dropped
+    harness.finish()
+    assert harness.scheduler.num_preemptions == 0
+
+
+def test_a_row_without_a_second_place_begins_anew() -> None:
+    harness = hybrid(num_snapshots=2)  # one of them may be held
+    for each in (0, 1, 3):
+        harness.add([each, *PROMPT], 20, end=2)
+    harness.run(3, ahead=1)
+    assert len(harness.blocks.twins) == 0
+    harness.finish()
+    assert harness.scheduler.num_preemptions > 0
+
+
+def test_two_steps_in_flight_cannot_be_taken_back() -> None:
+    harness = hybrid()
+    harness.add(PROMPT, 20, end=99)
+    harness.run(3)
+    for _ in range(3):
+        harness.launch()
+    harness.collect_several(1)
+    assert harness.scheduler.num_preemptions == 1
+    harness.finish(ahead=0)
+
+
 # --- anything at any time -------------------------------------------------------------------------
 
 
@@ -902,6 +971,7 @@ class AnyOrder(RuleBasedStateMachine):
         use_prefix_cache=st.sampled_from([True, True, True, False]),
         is_suspect=st.sampled_from([False, False, False, False, True]),
         worker_ends=st.booleans(),
+        end=st.sampled_from([None, None, 0, 1, 4]),
     )
     def add(self, length: int, tail: list[int], **more: Any) -> None:
         prompt = ([1, 2, 3, 4, 0] * 4)[:length] + tail

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers.new_requests import new_request
+from tests.helpers.watched_rows import WatchedReasoning
 from transformers import AutoModelForCausalLM
 
 from slipstream_core.kernels.cpu.kernels import kernels
@@ -36,6 +37,7 @@ PROMPT_LENS = (1, BLOCK, BLOCK + 1, 9, 31, 14)
 ROWS_AT_ONCE = 3
 MOST_SNAPSHOTS = 12
 NAMES = ("LFM2", "Qwen3.5")
+_NO_TOKEN = tiny_models.VOCAB_SIZE
 
 
 def random_ids(rng: random.Random, length: int) -> list[int]:
@@ -151,6 +153,7 @@ class Loop:
         has_states: bool = True,
         num_snapshots: int = 0,
         max_model_len: int = 60,
+        is_watched: bool = False,
     ) -> None:
         self._runner, self._expected, self._doubles = runner, expected, doubles
         self._tokens = TokenLog()
@@ -182,6 +185,7 @@ class Loop:
                     min_p=0.0,
                     seed=0,
                     worker_ends=False,
+                    reasoning=WatchedReasoning(_NO_TOKEN) if is_watched else None,
                 )
             )
 
@@ -330,12 +334,15 @@ def stale(step: Step) -> None:
 def misplaced(step: Step) -> None:
     """A row that decodes gets the state of another."""
     if isinstance(step, FlatStep):
-        segments, tokens, _, slots, _ = step._columns
-        decode = np.diff(tokens[segments]) == 1
-        slots[decode] = np.roll(slots[decode], 1)
+        columns = step._columns
+        decode = np.diff(columns.tokens[columns.segments]) == 1
+        others = np.roll(columns.slots[decode], 1)
+        columns.slots[decode] = columns.reads[decode] = others
         return
     step._groups = [
-        group._replace(slots=group.slots.roll(1)) if group.num_rows > 1 else group
+        group._replace(slots=group.slots.roll(1), reads=group.reads.roll(1))
+        if group.num_rows > 1
+        else group
         for group in step._groups
     ]
 
@@ -427,6 +434,53 @@ def test_a_row_whose_launched_step_is_dropped_continues_behind_a_saved_state(
     assert loop.num_doubled >= 2
     assert loop.scheduler.num_preemptions == loop.num_doubled
     assert loop.scheduler.prefix_cache_hits > 0
+
+
+WATCHED: dict[str, Any] = {
+    "doubles": (6, 12, 30),
+    "num_snapshots": MOST_SNAPSHOTS,
+    "is_watched": True,
+}
+
+
+def test_a_row_that_alternates_goes_on_in_front_of_a_dropped_step(
+    expected: Expected, runner: TorchRunner
+) -> None:
+    loop = Loop(runner, expected, **WATCHED)
+    assert all(right(loop.run(), expected))
+    assert loop.num_doubled >= 2
+    assert loop.scheduler.num_preemptions == 0
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_rows_that_alternate_begin_anew_where_steps_fail(
+    expected_of_alike: Expected,
+    runner: TorchRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+) -> None:
+    fail_steps(runner, monkeypatch, place)
+    loop = Loop(runner, expected_of_alike, **WATCHED)
+    assert all(right(loop.run(), expected_of_alike))
+    assert loop.num_failed >= 2
+    assert loop.num_doubled >= 2
+    assert loop.scheduler.prefix_cache_hits > 0
+
+
+def test_an_answer_of_a_row_that_alternates_is_marked(
+    expected_of_turns: Expected, runner: TorchRunner
+) -> None:
+    loop = Loop(runner, expected_of_turns, max_model_len=80, **WATCHED)
+    assert all(right(loop.run(), expected_of_turns))
+    assert loop.scheduler.prefix_cache_hits > 0
+
+
+def test_a_state_of_the_wrong_place_is_seen(
+    expected: Expected, runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_steps(monkeypatch, lambda rows: {**rows, "reads": rows["slots"]}, lambda _: None)
+    loop = Loop(runner, expected, **WATCHED)
+    assert not all(right(loop.run(), expected))
 
 
 def not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
