@@ -34,7 +34,7 @@ def read_headers(folder: Path) -> dict[str, TensorHeader] | None:
 
     Raises DamagedFileError, which names the file. Files of PyTorch are looked at, too.
     """
-    files = _weight_files(folder)
+    files = weight_files(folder)
     found: dict[str, TensorHeader] = {}
     for file in files:
         if file.suffix == ".safetensors":
@@ -75,7 +75,7 @@ def read_header(file: Path) -> dict[str, TensorHeader]:
     return found
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The weight files that transformers reads, in its order of preference. Raises
     DamagedFileError.
     """

@@ -29,7 +29,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -51,41 +51,24 @@ from slipstream_core.attention.geometry import (
 from slipstream_core.attention.indexers import skip_indexers
 from slipstream_core.attention.interface import ATTENTION_NAME, number_layers, register
 from slipstream_core.attention.latent_attention import cache_latents
-from slipstream_core.load_error import ModelLoadError, NoRoomError, brief
+from slipstream_core.load_error import ModelLoadError, brief
 from slipstream_core.model.attention_check import check_independence
-from slipstream_core.model.checkpoint_files import read_headers
 from slipstream_core.model.coded_model import (
-    dtype_of_matrices,
     has_more_than_matrices,
-    keep_codes,
-    left_in,
-    names_of_matrices,
-    quantised_bytes,
 )
 from slipstream_core.model.config_overrides import overridden
 from slipstream_core.model.gguf.folder import weights_file
-from slipstream_core.model.gguf.reader import part_files
-from slipstream_core.model.gguf.weights import load_weights
-from slipstream_core.model.host_memory import read_host_memory, refuse_weights, unmapped_bytes
-from slipstream_core.model.hub import Source, incomplete, local_folder, locate
-from slipstream_core.model.leftover_tensors import refuse_leftovers
-from slipstream_core.model.local_modules import UnknownStyleError, as_local_modules
-from slipstream_core.model.quantization import (
-    check_quantization,
-    dequantise,
-    refuse_misread,
-    widen,
-)
-from slipstream_core.model.random_weights import is_random, random_config, random_module
+from slipstream_core.model.host_memory import read_host_memory, refuse_weights
+from slipstream_core.model.hub import Source, incomplete, locate
+from slipstream_core.model.quantization import MXFP4, check_quantization, quantization_of
+from slipstream_core.model.random_weights import is_random, random_config
 from slipstream_core.model.rope import carried_len, freeze_frequencies
 from slipstream_core.model.sliced_head import slice_head
-from slipstream_core.model.tensor_prefixes import renames
 from slipstream_core.model.text_tower import (
     TowerFinder,
     attention_of,
     auto_class,
     has_class,
-    is_within,
     remove_towers,
     with_towers,
 )
@@ -105,13 +88,13 @@ from slipstream_core.model.unsupported import (
     take_counted_scale,
     unknown_kinds,
 )
+from slipstream_core.model.weight_sources import Wanted, no_room, source_of
 from slipstream_core.sharding.rank import Rank
 from slipstream_core.sharding.sharding_plan import ShardingPlan, plan_for
 from slipstream_core.states.continuation_check import check_continuation
 from slipstream_core.states.mixers import Mixer, install_mixers, read_states
 from slipstream_core.states.state_cache import MixerStates, concerns_states
 from slipstream_core.weights.online import ONLINE
-from slipstream_ipc.damaged_file import DamagedFileError
 from slipstream_ipc.messages import SamplingDefaults
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -187,13 +170,14 @@ def load_model(
             raise ModelLoadError(name, str(error)) from error
         if config is None:
             config = _config(name, source, trust_remote_code, hf_overrides or {})
-        is_quantised = False
         gguf_file = None if is_random(name) else weights_file(Path(source.path))
+        quantized = None
         if gguf_file is not None:
-            is_quantised = True  # or not: all of it is read anew
-            _refuse_sliced(name, rank)
+            _refuse_sliced(name, "GGUF files", rank)
         elif not is_random(name):
-            is_quantised = dequantise(name, config, source, is_sliced=rank is not None)
+            quantized = quantization_of(name, config, source)
+            if quantized is not None and quantized.method == MXFP4:
+                _refuse_sliced(name, "weights in MXFP4", rank)
         torch_dtype = _dtype(dtype, target, config)
         text = config.get_text_config()
         refuse_kind(name, config, text)
@@ -211,80 +195,43 @@ def load_model(
         refuse_chunks(name, config, text, limit, target)
         counted_scale = take_counted_scale(name, config, text, limit, target)
         refuse_unseen_windows(name, config, text, layers, limit)
-        codes, online = None, quantization if quantization in ONLINE else None
         is_wide = target.type == "cpu" and torch_dtype == torch.float32 and rank is None
-        if is_wide and not (is_random(name) or is_quantised or has_states):
-            codes = _sixteen_bits(source, shell)
-        kept_codes: list[str] = []
-        if gguf_file is not None and is_wide and not has_more_than_matrices(shell):
-            kept_codes = names_of_matrices(shell)
-        if gguf_file is not None and quantization is not None:
+        is_coded = is_wide and not has_states
+        if quantization is not None and gguf_file is not None:
             raise ModelLoadError(
                 name, f"quantization is {quantization!r}, but a GGUF file has types of its own"
             )
-        if quantization is not None and gguf_file is None:
-            why = _not_online(target, torch_dtype, rank, shell, is_coded=is_wide and not has_states)
-            check_quantization(name, config, quantization, is_quantised=is_quantised, why=why)
-        stay = "" if codes is None else f", its matrices in {_said(codes)} as they are"
-        if online is not None:
-            stay = f", its matrices quantised to {online}"
-        logger.info("loading %s in %s%s", name, _said(torch_dtype), stay)
+        if quantization is not None:
+            why = _not_online(target, torch_dtype, rank, shell, is_coded=is_coded)
+            check_quantization(name, quantized, quantization, why=why)
+        wanted = Wanted(
+            name,
+            source,
+            config,
+            shell,
+            torch_dtype,
+            target,
+            quantized,
+            gguf_file,
+            is_coded=is_coded,
+            trust_remote_code=trust_remote_code,
+            towers=towers,
+            plan=plan,
+            rank=rank,
+        )
+        weights = source_of(wanted, quantization if quantization in ONLINE else None)
+        logger.info("loading %s in %s%s", name, _said(torch_dtype), weights.form())
         if target.type == "cuda":
             refuse_larger(name, num_parameters * torch_dtype.itemsize // share, target)
         kept = 0
         if target.type == "cpu":
-            kept = num_parameters * torch_dtype.itemsize
-            # a rank's slice may be a copy, and each rank finds its memory free
-            if kept_codes:
-                in_matrices = sum(shell.get_parameter(each).numel() for each in kept_codes)
-                assert gguf_file is not None
-                in_files = sum(each.stat().st_size for each in part_files(gguf_file))
-                kept += in_files - torch_dtype.itemsize * in_matrices
-            elif codes is not None or online is not None:
-                in_matrices = sum(
-                    shell.get_parameter(each).numel() for each in names_of_matrices(shell)
-                )
-                own = 0 if online is None else quantised_bytes(shell, ONLINE[online])
-                kept += own - torch_dtype.itemsize * in_matrices
-            elif not is_quantised and rank is None:
-                kept = _kept_bytes(name, source, config, torch_dtype, num_parameters)
-            at_first = kept
-            if codes is None and online is not None:  # what is widened is there before it is coded
-                at_first = _kept_bytes(name, source, config, torch_dtype, num_parameters)
+            kept, at_first = weights.num_bytes()
             refuse_weights(name, max(kept, at_first), read_host_memory())
-        if is_random(name):
-            module = random_module(config, torch_dtype, target, attn_implementation=ATTENTION_NAME)
-        elif gguf_file is not None:
-            module = _unfolded_module(name, source, config, torch_dtype)
-            load_weights(name, gguf_file, module, text, torch_dtype, target, kept_codes)
-        else:
-            stays = nullcontext() if codes is None else left_in(codes, names_of_matrices(shell))
-            with stays:
-                module = _weights(
-                    name,
-                    source,
-                    config,
-                    torch_dtype,
-                    target,
-                    trust_remote_code,
-                    plan,
-                    rank,
-                    is_quantised=is_quantised,
-                    towers=towers,
-                    shell=shell,
-                )
-            remove_towers(module, towers)
-            if is_quantised:
-                widen(module, torch_dtype)
-        if codes is not None or online is not None:
-            try:
-                keep_codes(module, names_of_matrices(shell), online)
-            except ValueError as error:
-                raise ModelLoadError(name, f"cannot be quantised: {error}") from error
+        module = weights.load()
         try:
             module = module.to(target).eval()  # type: ignore[arg-type]
         except torch.OutOfMemoryError as error:
-            raise _no_room(name, error) from error
+            raise no_room(name, error) from error
         freeze_frequencies(module)
         cache_latents(module)
         skip_indexers(module, indexed_layers(text))
@@ -337,28 +284,11 @@ def load_model(
     )
 
 
-def _refuse_sliced(name: str, rank: Rank | None) -> None:
+def _refuse_sliced(name: str, what: str, rank: Rank | None) -> None:
     if rank is not None:
         raise ModelLoadError(
-            name,
-            "GGUF files are not cut for several devices; set tensor_parallel_size to 1",
+            name, f"{what} are not cut for several devices; set tensor_parallel_size to 1"
         )
-
-
-def _unfolded_module(
-    name: str, source: Source, config: PreTrainedConfig, dtype: torch.dtype
-) -> PreTrainedModel:
-    """The model of an unfolded GGUF file, whose weights have no values and take no memory yet."""
-    try:
-        with no_init_weights():
-            module = auto_class(config).from_config(
-                config, dtype=dtype, attn_implementation=attention_of(config)
-            )
-        assert isinstance(module, PreTrainedModel)
-        module.generation_config = GenerationConfig.from_pretrained(source.path)
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(name, f"transformers cannot build it ({brief(error)})") from error
-    return module
 
 
 def _sharding_plan(
@@ -423,30 +353,6 @@ def _not_online(
     if not is_coded or has_more_than_matrices(shell):
         return "experts and recurrent states are not quantised"
     return ""
-
-
-def _sixteen_bits(source: Source, shell: PreTrainedModel) -> torch.dtype | None:
-    """The type in which the checkpoint's matrices may stay; None if it is not here yet."""
-    folder = local_folder(source)
-    try:
-        headers = None if folder is None else read_headers(folder)
-    except (DamagedFileError, OSError):
-        return None  # which `_check_files` says
-    return None if headers is None else dtype_of_matrices(headers, shell)
-
-
-def _kept_bytes(
-    name: str, source: Source, config: PreTrainedConfig, dtype: torch.dtype, num_parameters: int
-) -> int:
-    """Bytes of the weights that will be this process's memory and not a file mapping."""
-    converted = None
-    if not is_random(name):
-        converted = unmapped_bytes(Path(source.path), dtype)
-        if converted is None and config.dtype == dtype:
-            return 0
-    # a checkpoint may hold tied weights twice
-    everything = num_parameters * dtype.itemsize
-    return everything if converted is None else min(converted, everything)
 
 
 @contextmanager
@@ -651,110 +557,6 @@ def _tell_towers(
             "devices; set tensor_parallel_size to 1",
         )
     logger.info("%s is served as text, without %s", name, ", ".join(towers))
-
-
-def _weights(
-    name: str,
-    source: Source,
-    config: PreTrainedConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    trust_remote_code: bool,
-    plan: ShardingPlan | None,
-    rank: Rank | None,
-    *,
-    is_quantised: bool,
-    towers: tuple[str, ...],
-    shell: PreTrainedModel,
-) -> PreTrainedModel:
-    if source.local_only:
-        _check_files(name, source, config, is_quantised=is_quantised)
-    # transformers loads directly to a card only with accelerate
-    placed: dict[str, Any] = {}
-    if plan is not None and rank is not None:
-        # a card of their own for each of the ranks, by their numbers
-        placed["distributed_config"] = _distributed_config(plan, rank)
-    elif device.type == "cuda" and is_accelerate_available():
-        placed["device_map"] = {"": device}
-    if key_mapping := _renames(name, source, shell):
-        placed["key_mapping"] = key_mapping
-    try:
-        module, report = auto_class(config).from_pretrained(
-            source.path,
-            config=config,
-            dtype=dtype,
-            attn_implementation=attention_of(config),
-            local_files_only=source.local_only,
-            revision=source.revision,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # but for towers they are refused below
-            **placed,
-        )
-    except torch.OutOfMemoryError as error:
-        raise _no_room(name, error) from error
-    except Exception as error:
-        _check_files(name, source, config, is_quantised=is_quantised)
-        raise ModelLoadError(
-            name, f"its weights could not be loaded ({brief(error)}){incomplete(source)}"
-        ) from error
-    if not source.local_only:  # they have only now been fetched
-        _check_files(name, source, config, is_quantised=is_quantised)
-    # Missing weights would be left with random values.
-    lacking = (*report["missing_keys"], *(each for each, *_ in report["mismatched_keys"]))
-    if absent := sorted(each for each in lacking if not is_within(each, towers)):
-        raise ModelLoadError(
-            name,
-            f"its checkpoint lacks {len(absent)} of the weights, or has them in another shape, "
-            f"{absent[0]} among them",
-        )
-    refuse_leftovers(name, report["unexpected_keys"], config, is_quantised=is_quantised)
-    assert isinstance(module, PreTrainedModel)
-    if plan is not None and rank is not None:
-        try:
-            as_local_modules(module, plan, rank)
-        except UnknownStyleError as error:
-            raise ModelLoadError(
-                name,
-                f"{class_name(config)} is cut in a way that is not known here ({error}); "
-                "set tensor_parallel_size to 1",
-            ) from error
-    return module
-
-
-def _check_files(
-    name: str, source: Source, config: PreTrainedConfig, *, is_quantised: bool
-) -> None:
-    """Raise ModelLoadError for a damaged file, and for weights that would be misread."""
-    folder = local_folder(source)
-    if folder is None:
-        return
-    try:
-        headers = read_headers(folder)
-    except (DamagedFileError, OSError) as error:
-        raise ModelLoadError(name, f"{error}{incomplete(source)}") from error
-    if headers is not None:
-        refuse_misread(name, config, headers, is_quantised=is_quantised)
-
-
-def _renames(name: str, source: Source, shell: PreTrainedModel) -> dict[str, str]:
-    folder = local_folder(source)
-    headers = None if folder is None else read_headers(folder)
-    found = renames(headers or (), shell)
-    if found:
-        logger.info("%s: the names of its tensors are of another class of this model", name)
-    return found
-
-
-def _distributed_config(plan: ShardingPlan, rank: Rank) -> Any:
-    # imports much, for this alone
-    from transformers.distributed.configuration_utils import DistributedConfig
-
-    return DistributedConfig(tp_size=rank.size, tp_plan=plan.for_transformers())
-
-
-def _no_room(name: str, error: torch.OutOfMemoryError) -> NoRoomError:
-    return NoRoomError(name, f"its weights do not fit into the card's memory ({brief(error)})")
 
 
 def _eos_token_ids(

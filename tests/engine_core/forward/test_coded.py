@@ -136,7 +136,7 @@ def test_what_is_widened_before_it_is_coded_has_to_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     narrow, _ = _save(tmp_path, "llama", torch.bfloat16)
-    monkeypatch.setattr("slipstream_core.model.loader._sixteen_bits", lambda *_: None)
+    monkeypatch.setattr("slipstream_core.model.weight_sources.sixteen_bits", lambda *_: None)
     with_room = 300_000
     memory = HostMemory(with_room, with_room, "this machine")
     monkeypatch.setattr("slipstream_core.model.loader.read_host_memory", lambda: memory)

@@ -1,0 +1,1 @@
+"""Quantised checkpoints in safetensors files, read as the codes that they hold."""

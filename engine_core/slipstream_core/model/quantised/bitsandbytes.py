@@ -1,0 +1,125 @@
+"""Weights of 4 bits as bitsandbytes stores them: nf4 and fp4, by blocks of the flattened matrix.
+
+A byte has two numbers of a table of 16, the first in the upper half. A block's largest number is
+float32, or one of a table of 256 times the largest of 256 such, plus an offset (double
+quantisation, `functional.QuantState`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from slipstream_core.model.quantised.tensors import (
+    Array,
+    QuantisedWeightError,
+    Tensors,
+    refuse_shape,
+)
+from slipstream_core.model.quantised.weight import QuantisedWeight, shared_group
+from slipstream_core.weights.coded_matrix import CodedMatrix, Rows
+from slipstream_core.weights.formats import Codes, Format
+
+_STATE = ".quant_state.bitsandbytes__"
+_KINDS = ("nf4", "fp4")
+_TABLE, _NESTED_TABLE = 16, 256
+
+
+def read_bitsandbytes(tensors: Tensors, settings: Mapping[str, Any]) -> dict[str, QuantisedWeight]:
+    """The weights of a checkpoint of 4 bits. Raises QuantisedWeightError."""
+    if settings.get("load_in_8bit") or not settings.get("load_in_4bit"):
+        raise QuantisedWeightError(
+            "load_in_4bit is not set: of bitsandbytes weights of 4 bits are served, as 8 bits "
+            "compute a part of the activations in 16"
+        )
+    found = {}
+    for name in tensors:
+        weight, is_state, kind = name.partition(_STATE)
+        if not is_state:
+            continue
+        if kind not in _KINDS:
+            raise QuantisedWeightError(f"{name} is of type {kind!r}, allowed: nf4, fp4")
+        found[weight] = _weight(tensors, weight, name, kind)
+    for name in tensors:
+        if name.endswith(".absmax") and name.removesuffix(".absmax") not in found:
+            raise QuantisedWeightError(f"{name.removesuffix('.absmax')}{_STATE}nf4 is missing")
+    return found
+
+
+def _weight(tensors: Tensors, name: str, state_name: str, kind: str) -> QuantisedWeight:
+    state = _state(state_name, tensors.array(state_name, "U8"))
+    block, shape = state["blocksize"], tuple(state["shape"])
+    num_outputs, num_inputs = shape
+    pairs = tensors.array(name, "U8").reshape(-1)
+    if pairs.size != -(-prod(shape) // 2) or prod(shape) % 2:
+        raise QuantisedWeightError(
+            f"{name} has {pairs.size} bytes, allowed: {prod(shape) / 2:g} for {list(shape)}"
+        )
+    largest = _largest(tensors, name, state, -(-prod(shape) // block))
+    table = _finite(f"{name}.quant_map", tensors.array(f"{name}.quant_map", "F32"))
+    refuse_shape(f"{name}.quant_map", table.shape, (_TABLE,))
+    group = shared_group(num_inputs, block)
+    groups = np.arange(num_outputs * (num_inputs // group)) * group // block
+    scales = largest[groups].reshape(num_outputs, -1)
+    form = Format(kind, 4, tuple(map(float, table)), group=group, scale="float32")
+    if group == num_inputs:
+        form = Format(kind, 4, tuple(map(float, table)), scale="float32")
+
+    def read(rows: Rows) -> Codes:
+        if num_inputs % 2 == 0:
+            some = pairs.reshape(num_outputs, -1)[rows]
+            both = np.stack((some >> 4, some & 15), axis=-1).reshape(len(some), num_inputs)
+        else:
+            ids = np.arange(num_outputs)[rows] if isinstance(rows, slice) else rows
+            places = ids[:, None] * num_inputs + np.arange(num_inputs)
+            both = pairs[places // 2] >> (4 * (1 - places % 2)).astype(np.uint8) & 15
+        return Codes(both, scales=scales[rows])
+
+    matrix = CodedMatrix(form, num_outputs, num_inputs, read, [pairs])
+    used = frozenset({name, *(each for each in tensors if each.startswith(f"{name}."))})
+    return QuantisedWeight(shape, matrix, used)
+
+
+def _state(name: str, given: Array) -> dict[str, Any]:
+    try:
+        state: Any = json.loads(given.tobytes())
+        sizes = [state["blocksize"], *state["shape"]]
+        if "nested_blocksize" in state:
+            sizes.append(state["nested_blocksize"])
+            float(state["nested_offset"])
+        is_right = all(isinstance(each, int) and each > 0 for each in sizes)
+        is_right = is_right and len(state["shape"]) == 2
+    except (ValueError, KeyError, TypeError) as error:
+        raise QuantisedWeightError(f"{name} is damaged ({error})") from None
+    if not is_right:
+        raise QuantisedWeightError(f"{name} has sizes {sizes}, allowed: of a matrix")
+    found: dict[str, Any] = state
+    return found
+
+
+def _largest(tensors: Tensors, name: str, state: Mapping[str, Any], num_blocks: int) -> Array:
+    """The largest number of each block, float32."""
+    absmax = f"{name}.absmax"
+    if "nested_blocksize" not in state:
+        found = tensors.array(absmax, "F32").reshape(-1)
+        refuse_shape(absmax, found.shape, (num_blocks,))
+        return _finite(absmax, found)
+    codes = tensors.array(absmax, "U8").reshape(-1)
+    refuse_shape(absmax, codes.shape, (num_blocks,))
+    table = tensors.array(f"{name}.nested_quant_map", "F32")
+    refuse_shape(f"{name}.nested_quant_map", table.shape, (_NESTED_TABLE,))
+    outer = tensors.array(f"{name}.nested_absmax", "F32").reshape(-1)
+    size = state["nested_blocksize"]
+    refuse_shape(f"{name}.nested_absmax", outer.shape, (-(-num_blocks // size),))
+    of_blocks = table[codes] * np.repeat(outer, size)[:num_blocks]
+    return _finite(absmax, of_blocks + np.float32(state["nested_offset"]))
+
+
+def _finite(name: str, numbers: Array) -> Array:
+    if not np.isfinite(numbers).all():
+        raise QuantisedWeightError(f"{name} has a number that is not finite")
+    return numbers

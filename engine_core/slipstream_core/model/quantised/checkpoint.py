@@ -1,0 +1,206 @@
+"""Reads a quantised checkpoint for transformers, parameter by parameter.
+
+Transformers gives tensors their places and merges those of experts; what it is given are objects
+that dequantise a parameter, or a slice of it, when they are indexed. A matrix that is to stay coded
+gives a placeholder of its shape instead, which takes no memory and is replaced behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from slipstream_core.model.quantised.bitsandbytes import read_bitsandbytes
+from slipstream_core.model.quantised.compressed_tensors import read_compressed_tensors
+from slipstream_core.model.quantised.float8 import read_fp8, read_modelopt
+from slipstream_core.model.quantised.gptq import read_awq, read_gptq
+from slipstream_core.model.quantised.tensors import Tensors
+from slipstream_core.model.quantised.weight import QuantisedWeight
+from slipstream_core.weights.coded_matrix import CodedMatrix, of_tensor
+from slipstream_core.weights.coded_parameter import CodedParameter, replace_parameters
+from slipstream_core.weights.formats import BFLOAT16, FLOAT16, Format
+
+logger = logging.getLogger(__name__)
+
+_Read = Callable[[Tensors, Mapping[str, Any]], dict[str, QuantisedWeight]]
+READERS: dict[str, _Read] = {
+    "awq": read_awq,
+    "bitsandbytes": read_bitsandbytes,
+    "compressed-tensors": read_compressed_tensors,
+    "fp8": read_fp8,
+    "gptq": read_gptq,
+    "modelopt": read_modelopt,
+}
+"""By methods, as checkpoints name them."""
+
+_SIXTEEN: dict[str, Format] = {"BF16": BFLOAT16, "F16": FLOAT16}
+
+
+class QuantisedTensors:
+    """A checkpoint's parameters by the names of its tensors, dequantised or coded."""
+
+    def __init__(self, folder: Path, method: str, settings: Mapping[str, Any]) -> None:
+        """Open the files and check them. Raises QuantisedWeightError, DamagedFileError."""
+        self.tensors = Tensors(folder)
+        self.weights = READERS[method](self.tensors, settings)
+        used: set[str] = set()
+        for weight in self.weights.values():
+            used |= weight.used
+        self._others = [name for name in self.tensors if name not in used]
+        self._coded: dict[str, CodedMatrix] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of parameters, with tensors that belong to none."""
+        return [*self.weights, *self._others]
+
+    def keep_codes(self, is_kept: Callable[[str], bool]) -> None:
+        """Have matrices stay coded for whose names this is true: quantised ones, and those of 16
+        bits.
+        """
+        permuted = []
+        for name, weight in self.weights.items():
+            if len(weight.shape) != 2 or not is_kept(name):
+                continue
+            if weight.order is None:
+                self._coded[name] = weight.matrix
+            else:
+                permuted.append(name)
+        for name in self._others:
+            header = self.tensors.headers[name]
+            form = _SIXTEEN.get(header.dtype)
+            if form is not None and len(header.shape) == 2 and is_kept(name):
+                self._coded[name] = of_tensor(self.tensors.tensor(name), form)
+        if permuted:
+            logger.warning(
+                "%d matrices, %s the first, are dequantised: their groups are not of neighbouring "
+                "inputs (g_idx)",
+                len(permuted),
+                permuted[0],
+            )
+
+    def formats(self) -> list[str]:
+        """Names of the formats of matrices that stay coded."""
+        return sorted({matrix.format.name for matrix in self._coded.values()})
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes that the parameters take in memory of their own, the rest of them in `dtype`."""
+        total = sum(matrix.nbytes for name, matrix in self._coded.items() if name in self.weights)
+        for name in self.names:
+            if name not in self._coded:
+                shape = (
+                    self.weights[name].shape
+                    if name in self.weights
+                    else self.tensors.headers[name].shape
+                )
+                total += dtype.itemsize * prod(shape)
+        return total
+
+    def state_dict(self) -> tuple[dict[str, Any], Placeholders]:
+        """What transformers loads, and the places of matrices that stay coded."""
+        placeholders = Placeholders()
+        found: dict[str, Any] = {}
+        for name in self._others:
+            matrix = self._coded.get(name)
+            found[name] = (
+                self.tensors.part(name) if matrix is None else _Coded(matrix, placeholders)
+            )
+        for name, weight in self.weights.items():
+            matrix = self._coded.get(name)
+            found[name] = _Dequantised(weight) if matrix is None else _Coded(matrix, placeholders)
+        return found, placeholders
+
+
+class Placeholders:
+    """Tensors without memory that stand for coded matrices until a model is loaded."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[torch.Tensor, CodedMatrix]] = {}
+
+    def add(self, matrix: CodedMatrix) -> torch.Tensor:
+        """One for this matrix, of its shape."""
+        number = torch.full((1, 1), torch.nan)
+        self._of[number.data_ptr()] = (number, matrix)  # kept, so that no other has its address
+        return number.expand(matrix.shape)
+
+    def replace(self, module: nn.Module) -> None:
+        """Make coded parameters of those in a module. Raises ValueError for one that is not
+        there.
+        """
+        left = dict(self._of)
+        for parameter in list(module.parameters()):
+            _, matrix = left.pop(parameter.data_ptr(), (None, None))
+            if matrix is not None:
+                replace_parameters(module, {id(parameter): CodedParameter(matrix)})
+        if left:
+            raise ValueError(f"{len(left)} coded matrices have no parameters")
+
+
+class _Coded:
+    """A parameter that stays coded, as transformers reads tensors out of files."""
+
+    def __init__(self, matrix: CodedMatrix, placeholders: Placeholders) -> None:
+        self._matrix = matrix
+        self._placeholders = placeholders
+
+    def get_shape(self) -> list[int]:
+        return list(self._matrix.shape)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """The whole, the only part that is asked for where nothing is cut."""
+        assert index is ...
+        return self._placeholders.add(self._matrix)
+
+
+class _Dequantised:
+    """A parameter that is dequantised when it is indexed: by `...`, or by slices."""
+
+    def __init__(self, weight: QuantisedWeight) -> None:
+        self._weight = weight
+
+    def get_shape(self) -> list[int]:
+        return list(self._weight.shape)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """Float32."""
+        if index is ...:
+            return self._weight.dequantised()
+        if len(self._weight.shape) > 2:
+            return self._weight.dequantised()[index]
+        rows, *rest = index if isinstance(index, tuple) else (index,)
+        return self._weight.dequantised(rows)[(slice(None), *rest)].contiguous()
+
+
+def names_of_parameters(
+    names: Collection[str], shell: PreTrainedModel, key_mapping: Mapping[str, str]
+) -> dict[str, str]:
+    """The parameters that tensors become as they are, by the tensors' names: those of which no
+    others are made.
+    """
+    found = dict(_renamed(names, shell, key_mapping))
+    own = set(shell.state_dict())
+    return {name: parameter for name, parameter in found.items() if parameter in own}
+
+
+def _renamed(
+    names: Collection[str], shell: PreTrainedModel, key_mapping: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    conversions = get_model_conversion_mapping(shell, dict(key_mapping) or None)
+    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
+    own = shell.state_dict()
+    for name in names:
+        renamed, pattern = rename_source_key(
+            name, renamings, converters, shell.base_model_prefix, own
+        )
+        if pattern is None:
+            yield name, renamed

@@ -1,0 +1,397 @@
+"""Quantised checkpoints: their parameters, tokens, memory, and what of damaged ones is said."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.helpers.quantised_models import (
+    KINDS,
+    PERMUTED,
+    Weights,
+    change_config,
+    change_tensors,
+    plain_model,
+    write_checkpoint,
+)
+from tests.helpers.torch_driver import BLOCK, Driver, Request, generate_by, prompts_of
+
+from slipstream_core.forward.trace import OwnValue, trace
+from slipstream_core.kernels.cpu.coded_panels import panel_format
+from slipstream_core.kernels.cpu.kernels import kernels
+from slipstream_core.load_error import ModelLoadError
+from slipstream_core.model.loader import LoadedModel, load_model
+from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
+from slipstream_core.weights.coded_parameter import (
+    CodedParameter,
+    coded_parameters,
+    dequantise_parameters,
+)
+
+NUM_TOKENS = 10
+PROMPTS = prompts_of(5, 23, 1, 12)
+ALL = KINDS | PERMUTED
+
+
+def load(folder: Path, **settings: Any) -> LoadedModel:
+    return load_model(str(folder), device="cpu", dtype="float32", **settings)
+
+
+def values_of(model: LoadedModel) -> Weights:
+    return {
+        name: each.matrix.dequantised() if isinstance(each, CodedParameter) else each.data
+        for name, each in model.module.named_parameters()
+    }
+
+
+def served(model: LoadedModel) -> list[list[int]]:
+    runner = TorchRunner(
+        model,
+        num_blocks=100,
+        block_size=BLOCK,
+        max_num_seqs=8,
+        kernel_config=KernelConfig(threads=1),
+    )
+    requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    Driver(runner, budget=16).run(requests)
+    runner.close()
+    return [request.output for request in requests]
+
+
+def logits(model: LoadedModel) -> list[torch.Tensor]:
+    """The logits of one token and of seven, of a recorded forward in our kernels."""
+    own = kernels()
+    assert own is not None
+    forward = trace(model.module, own, model.vocab_size)
+    assert forward is not None
+    found = []
+    for num_tokens in (1, 7):
+        positions = torch.arange(num_tokens)
+        ids = (positions[None] * 31 + 1) % model.vocab_size
+        with torch.inference_mode():
+            found.append(forward(ids, positions[None], positions, OwnValue()))
+    return found
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_parameters_and_tokens_are_those_of_the_dequantised_model(
+    kind: str, tmp_path: Path
+) -> None:
+    torch.set_num_threads(1)
+    means = write_checkpoint(tmp_path, *ALL[kind])
+    model = load(tmp_path)
+    found = values_of(model)
+    for name, expected in means.items():
+        assert torch.equal(found[name], expected), name
+    expected_tokens = generate_by(plain_model(tmp_path, means), PROMPTS, NUM_TOKENS)
+    assert served(model) == expected_tokens
+    assert len({token for tokens in expected_tokens for token in tokens}) > 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_matrices_stay_coded_in_the_memory_of_the_file(kind: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, *KINDS[kind])
+    model = load(tmp_path)
+    coded = list(coded_parameters(model.module))
+    assert len(coded) == 2 * 7 + 2
+    assert all(panel_format(each.matrix.format) is not None for each in coded)
+    bits = {"ct w2a16": 4, "gptq of 2 bits": 4, "ct w3a16": 4, "ct w7a16": 8}
+    if not any(kind.startswith(each) for each in bits):  # which take a wider panel
+        size = (tmp_path / "model.safetensors").stat().st_size
+        assert sum(each.nbytes for each in coded) <= 1.08 * size
+    others = [each for each in model.module.parameters() if not isinstance(each, CodedParameter)]
+    own = sum(each.nbytes for each in coded if each.matrix.format.bits < 16)
+    assert model.kept_bytes == own + sum(each.nbytes for each in others)
+
+
+@pytest.mark.skipif(kernels() is None, reason="there is no C compiler")
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_to_the_bit_those_of_the_dequantised_model(kind: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    write_checkpoint(tmp_path, *KINDS[kind])
+    coded, plain = load(tmp_path), load(tmp_path)
+    dequantise_parameters(plain.module)
+    for one, other in zip(logits(coded), logits(plain), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", PERMUTED)
+def test_groups_of_inputs_that_are_no_neighbours_are_dequantised_and_said(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_checkpoint(tmp_path, *PERMUTED[kind])
+    with caplog.at_level(logging.WARNING):
+        model = load(tmp_path)
+    assert "14 matrices, model.layers.0" in caplog.text
+    assert "their groups are not of neighbouring inputs (g_idx)" in caplog.text
+    assert len(list(coded_parameters(model.module))) == 2  # embedding and head, of 16 bits
+
+
+@pytest.mark.parametrize("kind", ["ct w4a16", "gptq", "awq", "bitsandbytes nf4", "fp8 blocks"])
+def test_another_type_is_computed_in_with_dequantised_weights(kind: str, tmp_path: Path) -> None:
+    means = write_checkpoint(tmp_path, *KINDS[kind])
+    model = load_model(str(tmp_path), device="cpu", dtype="bfloat16")
+    assert not list(coded_parameters(model.module))
+    for name, each in model.module.named_parameters():
+        assert torch.equal(each, means[name].bfloat16()), name
+    assert model.kept_bytes == sum(each.nbytes for each in model.module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("file", "told", "kind"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 32}, "gptq"),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 32, "version": "GEMM"}, "awq"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, "fp8 tensors"),
+        (
+            "hf_quant_config.json",
+            {"quantization": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}},
+            "ct fp8 channels",
+        ),
+    ],
+)
+def test_settings_of_another_file(
+    file: str, told: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    means = write_checkpoint(tmp_path, told, KINDS[kind][1], file=file)
+    found = values_of(load(tmp_path))
+    for name, expected in means.items():
+        assert torch.equal(found[name], expected), name
+
+
+def test_its_own_method_may_be_named_and_no_other(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, *KINDS["awq"])
+    load(tmp_path, quantization="awq")
+    for other in ("gptq", "q4_0"):
+        with pytest.raises(ModelLoadError, match=f"is '{other}', but .* by 'awq' already"):
+            load(tmp_path, quantization=other)
+
+
+LAYER = "model.layers.1.mlp.up_proj"
+
+
+def _without(name: str) -> Any:
+    return lambda tensors: tensors.pop(name)
+
+
+def _with(name: str, change: Any) -> Any:
+    def changed(tensors: Weights) -> None:
+        tensors[name] = change(tensors[name]).contiguous()
+
+    return changed
+
+
+def _infinite(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.reshape(-1)[0] = torch.inf
+    return tensor
+
+
+def _nan_code(tensor: torch.Tensor) -> torch.Tensor:
+    codes = tensor.view(torch.uint8).clone()
+    codes[-1, -1] = 0x7F
+    return codes.view(tensor.dtype)
+
+
+DAMAGES = [
+    ("fp8 blocks", _without(f"{LAYER}.weight_scale_inv"), "weight_scale_inv is missing"),
+    ("fp8 blocks", _with(f"{LAYER}.weight_scale_inv", lambda x: x[:-1]), "allowed: [3, 2]"),
+    ("fp8 blocks", _with(f"{LAYER}.weight_scale_inv", _infinite), "scale_inv has a number that is"),
+    ("fp8 blocks", _with(f"{LAYER}.weight", _nan_code), "a weight that is not a finite number"),
+    ("fp8 blocks", _with(f"{LAYER}.weight_scale_inv", torch.Tensor.int), "is of type I32, allowed"),
+    ("fp8 tensors", _without(f"{LAYER}.weight_scale"), f"{LAYER}.weight_scale is missing"),
+    ("fp8 tensors", _with(f"{LAYER}.weight_scale", lambda x: x.repeat(3)), "allowed: one number"),
+    ("ct w4a16", _without(f"{LAYER}.weight_scale"), f"{LAYER}.weight_scale is missing"),
+    ("ct w4a16", _without(f"{LAYER}.weight_packed"), f"{LAYER}.weight_packed is missing"),
+    ("ct w4a16", _without(f"{LAYER}.weight_shape"), f"{LAYER}.weight_shape is missing"),
+    ("ct w4a16", _with(f"{LAYER}.weight_scale", _infinite), "weight_scale has a number that is"),
+    ("ct w4a16", _with(f"{LAYER}.weight_scale", lambda x: x[:, :-1]), "allowed: [192, 4]"),
+    ("ct w4a16", _with(f"{LAYER}.weight_packed", lambda x: x[:, :-1]), "192 x 15 words, allowed"),
+    ("ct w4a16", _with(f"{LAYER}.weight_shape", lambda x: x * 2), "allowed: 384 x 32"),
+    ("ct w4a16", _with(f"{LAYER}.weight_shape", lambda x: -x), "allowed: two positive sizes"),
+    ("ct w4a16 with zeros", _without(f"{LAYER}.weight_zero_point"), "zero_point is missing"),
+    (
+        "ct w4a16 with zeros",
+        _with(f"{LAYER}.weight_zero_point", lambda x: x[:-1]),
+        "weight_zero_point has 4 x 23 words",
+    ),
+    (
+        "ct act-order",
+        _with(f"{LAYER}.weight_g_idx", lambda x: x * 0),
+        "not of 32 inputs each",
+    ),
+    ("ct act-order", _with(f"{LAYER}.weight_g_idx", lambda x: x + 1), "from 1 to 4, allowed: 0 to"),
+    ("ct int8", _without(f"{LAYER}.weight_scale"), f"{LAYER}.weight_scale is missing"),
+    ("ct int8", _with(f"{LAYER}.weight", torch.Tensor.bfloat16), "is of type BF16, allowed: I8"),
+    ("ct int8 with zeros", _without(f"{LAYER}.weight_zero_point"), "zero_point is missing"),
+    ("ct mxfp4", _with(f"{LAYER}.weight_scale", lambda x: x | 255), "that is not finite"),
+    ("gptq", _without(f"{LAYER}.scales"), f"{LAYER}.scales is missing"),
+    ("gptq", _without(f"{LAYER}.qzeros"), f"{LAYER}.qzeros is missing"),
+    ("gptq", _without(f"{LAYER}.qweight"), "lacks 1 of the weights"),
+    ("gptq", _with(f"{LAYER}.qzeros", lambda x: x[:, :-1]), "qzeros has the shape [4, 23]"),
+    ("gptq", _with(f"{LAYER}.scales", lambda x: x[:-1]), "allowed: [4, 192]"),
+    ("gptq", _with(f"{LAYER}.scales", _infinite), "scales has a number that is not finite"),
+    ("gptq", _with(f"{LAYER}.g_idx", lambda x: x[:-1]), "has 127 numbers, allowed: 128"),
+    ("awq", _with(f"{LAYER}.scales", lambda x: x.double()), "is of type F64, allowed: F32"),
+    ("awq", _with(f"{LAYER}.qweight", lambda x: x[:64]), "scales has the shape [4, 192], allowed"),
+    ("bitsandbytes nf4", _without(f"{LAYER}.weight.absmax"), "weight.absmax is missing"),
+    ("bitsandbytes nf4", _without(f"{LAYER}.weight.quant_map"), "quant_map is missing"),
+    (
+        "bitsandbytes nf4",
+        _without(f"{LAYER}.weight.quant_state.bitsandbytes__nf4"),
+        "quant_state.bitsandbytes__nf4 is missing",
+    ),
+    (
+        "bitsandbytes nf4",
+        _with(f"{LAYER}.weight.quant_state.bitsandbytes__nf4", lambda x: x[:-1]),
+        "bitsandbytes__nf4 is damaged",
+    ),
+    ("bitsandbytes nf4", _with(f"{LAYER}.weight", lambda x: x[:-1]), "allowed: 12288 for"),
+    ("bitsandbytes nf4", _with(f"{LAYER}.weight.absmax", _infinite), "that is not finite"),
+]
+
+
+@pytest.mark.parametrize(("kind", "damage", "said"), DAMAGES)
+def test_damaged_tensors_are_refused_by_name(
+    kind: str, damage: Any, said: str, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, *ALL[kind])
+    change_tensors(tmp_path, damage)
+    with pytest.raises(ModelLoadError) as refused:
+        load(tmp_path)
+    message = str(refused.value)
+    assert said in message
+    assert "\n" not in message
+
+
+def _set(*path: str, to: Any) -> Any:
+    def changed(told: dict[str, Any]) -> None:
+        inner = told["quantization_config"]
+        for each in path[:-1]:
+            inner = inner[each]
+        inner[path[-1]] = to
+
+    return changed
+
+
+GROUP_0 = ("config_groups", "group_0")
+CONTRADICTIONS = [
+    ("fp8 blocks", _set("weight_block_size", to=[64]), "allowed: two positive integers"),
+    ("fp8 blocks", _set("weight_block_size", to=[64, 32]), "in blocks of 64 x 32"),
+    ("fp8 blocks", _set("weight_block_size", to=None), "allowed: one number, or"),
+    ("ct w4a16", _set("format", to="marlin-24"), "the format 'marlin-24', allowed: float-q"),
+    ("ct w4a16", _set("format", to="nvfp4-pack-quantized"), "'nvfp4-pack-quantized', allowed"),
+    ("ct w4a16", _set("config_groups", to={}), "config_groups is {}, allowed"),
+    ("ct w4a16", _set(*GROUP_0, "targets", to=["Conv2d"]), "no group of config_groups targets"),
+    ("ct w4a16", _set(*GROUP_0, "targets", to=["re:("]), "'re:(' is no pattern"),
+    ("ct w4a16", _set(*GROUP_0, "weights", "num_bits", to=8), "128 x 48 for 128 x 192 integers"),
+    ("ct w4a16", _set(*GROUP_0, "weights", "num_bits", to=9), "num_bits 9, allowed: 1 to 8"),
+    ("ct w4a16", _set(*GROUP_0, "weights", "group_size", to=64), "allowed: [128, 3]"),
+    ("ct w4a16", _set(*GROUP_0, "weights", "group_size", to=80), "no whole number"),
+    ("ct w4a16", _set(*GROUP_0, "weights", "group_size", to="a"), "allowed: a positive integer"),
+    ("ct w4a16", _set(*GROUP_0, "weights", "strategy", to="attn_head"), "by 'attn_head', allowed"),
+    ("ct w4a16", _set(*GROUP_0, "weights", "symmetric", to=False), "zero_point is missing"),
+    ("ct w4a16", _set(*GROUP_0, "weights", "symmetric", to="no"), "symmetric 'no', allowed: true"),
+    ("ct w4a16 with zeros", _set(*GROUP_0, "weights", "symmetric", to=True), "are symmetric"),
+    ("ct w4a16", _set("sparsity_config", to={"format": "sparse-24-bitmask"}), "sparsity_config"),
+    ("ct int8", _set(*GROUP_0, "weights", "type", to="float"), "is of type I8, allowed: F8_E4M3"),
+    ("gptq", _set("bits", to=3), "bits is 3, allowed: 2, 4, 8"),
+    ("gptq", _set("bits", to=8), "scales has the shape [6, 128], allowed: [3, 128]"),
+    ("gptq", _set("group_size", to=80), "no whole number"),
+    ("gptq", _set("group_size", to=0), "group_size is 0, allowed"),
+    ("gptq", _set("checkpoint_format", to="marlin"), "is 'marlin', allowed: gptq, gptq_v2"),
+    ("awq", _set("bits", to=8), "bits is 8, allowed: 4"),
+    ("awq", _set("version", to="gemv"), "version is 'gemv', allowed: gemm"),
+    ("bitsandbytes nf4", _set("load_in_4bit", to=False), "load_in_4bit is not set"),
+]
+
+
+@pytest.mark.parametrize(("kind", "change", "said"), CONTRADICTIONS)
+def test_settings_that_contradict_the_tensors_are_refused(
+    kind: str, change: Any, said: str, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, *KINDS[kind])
+    change_config(tmp_path, change)
+    with pytest.raises(ModelLoadError) as refused:
+        load(tmp_path)
+    message = str(refused.value)
+    assert said in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("bits", [3, 5, 6, 7])
+def test_a_layout_that_nothing_tells_is_refused(bits: int, tmp_path: Path) -> None:
+    """Rows of few integers take the same number of words either way."""
+    from slipstream_core.model.quantised.compressed_tensors import _layout
+    from slipstream_core.model.quantised.tensors import (
+        QuantisedWeightError,
+        unpacked,
+        unpacked_by_word,
+    )
+
+    sizes = [7, 2]
+    for version, way in (("0.18.0", unpacked), ("0.17.1", unpacked_by_word)):
+        assert _layout("x", 7, 1, bits, sizes, {"version": version}) is way
+    with pytest.raises(QuantisedWeightError, match="names no version"):
+        _layout("x", 7, 1, bits, sizes, {})
+
+
+def test_zeros_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, *KINDS["gptq of 8 bits"])
+    change_tensors(tmp_path, _with(f"{LAYER}.qzeros", lambda x: x | -1))
+    with pytest.raises(ModelLoadError, match="zeros from 256 to 256, allowed: 0 to 255"):
+        load(tmp_path)
+
+
+def test_the_first_of_groups_that_targets_a_layer_tells_its_settings(tmp_path: Path) -> None:
+    settings, write = KINDS["ct w4a16"]
+    _, write_8 = KINDS["ct w8a16"]
+    eight = KINDS["ct w8a16"][0]["config_groups"]["group_0"]
+    groups = {
+        "all": settings["config_groups"]["group_0"],
+        "down": {**eight, "targets": ["re:.*down_proj$"]},
+        "one": {**eight, "targets": ["model.layers.0.self_attn.q_proj"]},
+    }
+
+    def by_name(name: str, weight: torch.Tensor) -> Any:
+        is_eight = "down_proj" in name or "layers.0.self_attn.q_proj" in name
+        return (write_8 if is_eight else write)(name, weight)
+
+    means = write_checkpoint(tmp_path, {**settings, "config_groups": groups}, by_name)
+    model = load(tmp_path)
+    for name, values in values_of(model).items():
+        assert torch.equal(values, means[name]), name
+    bits = {
+        name: each.matrix.format.bits
+        for name, each in model.module.named_parameters()
+        if isinstance(each, CodedParameter)
+    }
+    assert bits["model.layers.0.self_attn.q_proj.weight"] == 8
+    assert bits["model.layers.1.self_attn.q_proj.weight"] == 4
+    assert bits["model.layers.1.mlp.down_proj.weight"] == 8
+
+
+@pytest.mark.parametrize("sizes", [(96, 64), (80, 64), (128, 256)])
+@pytest.mark.parametrize("nested", [False, True])
+def test_blocks_of_bitsandbytes_run_over_rows_ends(
+    sizes: tuple[int, int], nested: bool, tmp_path: Path
+) -> None:
+    """A row of 96 inputs has one and a half blocks of 64."""
+    from tests.helpers.quantised_models import bitsandbytes
+
+    inputs, block = sizes
+    settings = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    write = bitsandbytes("nf4", block=block, nested=nested)
+    means = write_checkpoint(tmp_path, settings, write, hidden_size=inputs)
+    for name, values in values_of(load(tmp_path)).items():
+        assert torch.equal(values, means[name]), name
+
+
+def test_a_checkpoint_of_pytorch_files_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, *KINDS["gptq"])
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({"x": torch.ones(1)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match="has no safetensors files"):
+        load(tmp_path)
