@@ -76,7 +76,7 @@ class Wanted:
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model."""
+        """The number of the whole model's parameters."""
         return sum(parameter.numel() for parameter in self.shell.parameters())
 
 
@@ -84,7 +84,7 @@ class WeightSource(Protocol):
     """A place that weights come from."""
 
     def form(self) -> str:
-        """How matrices are held where that is not the type that is computed in, for a log."""
+        """The types of matrices where it is not the one that is computed in, for a log."""
 
     def num_bytes(self) -> tuple[int, int]:
         """Bytes of memory that weights take on a CPU beside mapped files, and while they load."""

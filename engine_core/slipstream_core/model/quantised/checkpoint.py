@@ -106,7 +106,7 @@ class QuantisedTensors:
         return total
 
     def state_dict(self) -> tuple[dict[str, Any], Placeholders]:
-        """What transformers loads, and the places of matrices that stay coded."""
+        """The tensors that transformers loads, and the places of matrices that stay coded."""
         placeholders = Placeholders()
         found: dict[str, Any] = {}
         for name in self._others:
