@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         RequestOutput,
     )
     from slipstream.request.prompts import TextPrompt, TokensPrompt
+    from slipstream.request.served_models import LoRARequest
     from slipstream.sampling_params import (
         RepetitionDetection,
         SamplingParams,
@@ -76,6 +77,7 @@ __all__ = [
     "ContentDelta",
     "Delta",
     "EngineError",
+    "LoRARequest",
     "Logprob",
     "ModelCard",
     "OverloadedError",
@@ -121,6 +123,7 @@ _MODULES = {
     "Delta": "slipstream.outputs",
     "EngineError": "slipstream.errors",
     "LLM": "slipstream.llm",
+    "LoRARequest": "slipstream.request.served_models",
     "Logprob": "slipstream.outputs",
     "ModelCard": "slipstream_ipc.messages",
     "OverloadedError": "slipstream.errors",

@@ -104,7 +104,7 @@ _KERNELS = "kernels and graphs are chosen by the device"
 _LOADING = "weights are mapped from safetensors files"
 _SCHEDULE = "the scheduler decides it"
 _TEXT = "only text is read"
-_LORAS = "it says how adapters are kept, and there are none"
+_LORAS = "each adapter is kept in memory, in float32, as it is"
 _MAMBA = "recurrent states are kept as transformers computes them"
 _MIXED = "it says how experts or replicas are dealt out, and they are not"
 _LOGS = "--access-log and $SLIPSTREAM_LOG_LEVEL say what is logged"
@@ -143,7 +143,7 @@ _WITHOUT: dict[str, str] = {
     _LORAS: """
         default_mm_loras enable_mixed_moe_lora_format enable_moe_shared_loras
         enable_tower_connector_lora fully_sharded_loras lora_dtype lora_target_modules
-        max_cpu_loras max_lora_cls_labels max_lora_rank max_loras specialize_active_lora""",
+        max_cpu_loras max_lora_cls_labels specialize_active_lora""",
     _MAMBA: """
         enable_mamba_cache_stochastic_rounding enable_mamba_shared_prefix_checkpoint mamba_backend
         mamba_block_size mamba_cache_dtype mamba_cache_mode mamba_cache_philox_rounds
@@ -205,7 +205,6 @@ _QUANTISED = (
     "a checkpoint says how its weights are quantised: FP8, MXFP4 and compressed-tensors are "
     "dequantised when it is loaded, others are not supported"
 )
-_LORA = "LoRA is not supported yet"
 _SPECULATIVE = "--speculative-config says how tokens are drafted: ngram is supported"
 _POOLING = "only text is generated"
 _CODE = "no code of users runs in the server"
@@ -241,7 +240,6 @@ ONLY: dict[str, Only] = {
     "enable_expert_parallel": Only(_DEVICES),
     "enable_force_include_usage": Only("streams ask for it with stream_options"),
     "enable_hc_sp": Only(_DEVICES),
-    "enable_lora": Only(_LORA, (False,)),
     "enable_mm_embeds": Only(_TEXT),
     "enable_per_request_metrics": Only("/metrics has them, over all requests"),
     "enable_prompt_embeds": Only(_TEXT),
@@ -266,7 +264,6 @@ ONLY: dict[str, Only] = {
     ),
     "logits_processors": Only(_CODE, ([],)),
     "logprobs_mode": Only("log-probabilities are the model's own"),
-    "lora_modules": Only(_LORA, ([],)),
     "middleware": Only(_CODE),
     "mm_encoder_only": Only(_TEXT),
     "model_class_overrides": Only(_CODE),

@@ -27,7 +27,6 @@ _FORMER = {
 CALL_OPTIONS: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "chat_template_content_format": ("auto", "string"),
-    "lora_request": (),
     "mm_processor_kwargs": ({},),
 }
 SAMPLING_PARAMS: dict[str, tuple[Any, ...]] = {

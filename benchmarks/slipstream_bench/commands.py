@@ -68,6 +68,10 @@ BENCHMARKS = {
         "drafts from a request's own text: steps, speed, cost where nothing repeats",
         "slipstream_lab.speculation",
     ),
+    "lora": (
+        "decode steps whose rows have adapters, beside the same steps without",
+        "slipstream_lab.adapters",
+    ),
     "quantised": (
         "a model with matrices of 16, 8 and 4 bits beside float32",
         "slipstream_lab.models.quantised",

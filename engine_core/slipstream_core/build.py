@@ -31,6 +31,7 @@ from slipstream_core.scheduler.logprob_budget import LogprobBudget
 from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.scheduler.scheduling import Scheduling
 from slipstream_core.step.plan import ModelInfo, TurnRunner
+from slipstream_core.workers.adapters import Adapters
 from slipstream_core.workers.admission import Admission
 from slipstream_core.workers.crash_note_writer import CrashNote, Succession, begin_note
 from slipstream_core.workers.handler import WorkerHandler
@@ -214,13 +215,19 @@ def assemble_core(
         config.max_logprobs if info.max_logprobs is None else info.max_logprobs,
         fingerprint=fingerprint_of(config, info),
         aliases=config.aliases,
+        adapters=info.adapters,
     )
     grammars = GrammarBitmasks(store.tokens, info.vocab_size)
     compiler = GrammarCompiler(
         lambda: Vocabulary(find_tokenizer(config.model), info.vocab_size, info.eos_token_ids)
     )
     poller.register(compiler.fileno(), zmq.POLLIN)
-    counters = EngineCounters(info.engine)
+    adapters = Adapters(info.adapters)
+    counters = EngineCounters(
+        info.engine,
+        [each.name for each in info.adapters],
+        0 if config.lora is None else config.lora.max_loras,
+    )
     manager = StreamManager(
         scheduler,
         store,
@@ -228,6 +235,7 @@ def assemble_core(
         grammars=grammars,
         logprob_budget=logprob_budget,
         counters=counters,
+        adapters=adapters,
     )
     handler = WorkerHandler(
         acceptor,
@@ -243,6 +251,7 @@ def assemble_core(
             max_readmitted=_READMITTED_FACTOR * (config.max_waiting + scheduler.max_num_seqs),
             max_waiting_tokens=waiting_tokens,
             max_readmitted_tokens=_READMITTED_FACTOR * waiting_tokens,
+            adapters=adapters,
             engine_objection=scheduler.objection,
         ),
         pending=PendingAdmissions(compiler, logprob_budget),

@@ -47,6 +47,16 @@ class SpeculativeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("prompt_lookup_min is more than prompt_lookup_max")
 
 
+class LoraConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The adapters that a core serves: names and folders. max_rank: the largest rank of any.
+    max_loras: how many there is room for.
+    """
+
+    modules: tuple[tuple[str, str], ...] = ()
+    max_rank: Annotated[int, Meta(ge=1, le=512)]
+    max_loras: Annotated[int, Meta(ge=1, le=1024)]
+
+
 class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one engine core; unknown names and values out of range are refused.
 
@@ -89,6 +99,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     has the sampling defaults in its generation_config.json, auto for the model's, or vllm for none;
     `override_generation_config` replaces some of them.
     `speculative_config` has tokens drafted, where the model's rows can be verified; None: none are.
+    `lora` are adapters that requests may name; None: there are none.
     `trust_remote_code` lets code beside the weights run in this process.
     `tensor_parallel_size` is the number of ranks that compute the model together: this process and
     others that it starts; `threads` and `kv_cache_gib` are then of each rank and of all together.
@@ -126,6 +137,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     generation_config: str = "auto"
     override_generation_config: dict[str, float] = {}
     speculative_config: SpeculativeConfig | None = None
+    lora: LoraConfig | None = None
     trace: str | None = None
     runtime_dir: str | None = None
     died_within: bool = False

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,18 @@ from slipstream_ipc.telemetry.timeline import RecentSpans
 
 Int64s = npt.NDArray[np.int64]
 
+_MOST_NAME_BYTES = 512  # of adapters; a process's numbers fit into a line
+
 
 class EngineCounters:
-    """The counters of one core. engine: name and version of another engine than ours."""
+    """The counters of one core. engine: name and version of another engine than ours. adapters: the
+    names of its adapters by their places, of which it has `max_loras` at most.
+    """
 
-    def __init__(self, engine: str = "") -> None:
+    def __init__(self, engine: str = "", adapters: Sequence[str] = (), max_loras: int = 0) -> None:
         self._engine = engine
+        self._adapters = adapters
+        self._max_loras = max_loras
         self.recent = RecentSpans(has_nums=True)  # steps, added by the engine
         self._num_steps = 0
         self._num_computed_tokens = 0
@@ -109,6 +115,21 @@ class EngineCounters:
         by_place[: len(self._accepted)] += self._accepted
         self._accepted = by_place
 
+    def _of_adapters(self, scheduler: Scheduling[Any]) -> dict[str, Any]:
+        """The gauges of adapters; none without any."""
+        if not self._max_loras:
+            return {}
+        running, waiting = scheduler.adapters_in_use()
+        names = [
+            {self._adapters[place]: num for place, num in each.items()}
+            for each in (running, waiting)
+        ]
+        return {
+            "max_loras": self._max_loras,
+            "running_loras": _some(names[0]),
+            "waiting_loras": _some(names[1]),
+        }
+
     def device_idle(self, now: float) -> None:
         """No step is in flight, though there are requests."""
         self._idle_since = now
@@ -129,6 +150,7 @@ class EngineCounters:
                 num_state_snapshots=snapshots.num,
                 num_used_state_snapshots=snapshots.num_used,
                 engine=self._engine,
+                **self._of_adapters(scheduler),
             ),
             CoreCounters(
                 num_steps=self._num_steps,
@@ -153,3 +175,14 @@ class EngineCounters:
             ),
             self.recent.spans(now),
         )
+
+
+def _some(by_name: dict[str, int]) -> dict[str, int]:
+    """The adapters with the most requests, as many as a line has room for."""
+    found, num_bytes = {}, 0
+    for name in sorted(by_name, key=lambda name: (-by_name[name], name)):
+        num_bytes += len(name.encode())
+        if num_bytes > _MOST_NAME_BYTES:
+            break
+        found[name] = by_name[name]
+    return found

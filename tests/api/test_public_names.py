@@ -28,6 +28,7 @@ PUBLIC = {
     "ContentDelta",
     "Delta",
     "EngineError",
+    "LoRARequest",
     "Logprob",
     "ModelCard",
     "OverloadedError",

@@ -28,6 +28,8 @@ _NOTES = {
     "gpu_memory_utilization": "less than 1; 0.9 unless given",
     "hf_overrides": "JSON; not `architectures`, `model_type`",
     "host": "127.0.0.1 unless given",
+    "lora_modules": "[adapters](lora.md), on CPUs",
+    "max_loras": "all may be in one step",
     "max_model_len": "`auto` and -1 are the model's own limit",
     "node_rank": "above 0 it is what vLLM calls headless",
     "nnodes": "with `--keys`: [several machines](deploying.md#one-model-over-several-machines)",

@@ -192,6 +192,7 @@ class RawClient:
         prompt: str | list[int],
         stream_id: bytes | None = None,
         scope: bytes = b"",
+        adapter: str = "",
         **params: object,
     ) -> Received:
         handle = len(self.streams)
@@ -202,6 +203,7 @@ class RawClient:
             text=prompt if isinstance(prompt, str) else None,
             token_ids=b"" if isinstance(prompt, str) else pack_u32(prompt),
             scope=scope,
+            adapter=adapter,
         )
         received = self.send_submit(submit)
         received.wants_prompt = params.get("prompt_logprobs") is not None

@@ -47,7 +47,7 @@ from slipstream.client.streams.wakeup import TaskWakeup
 from slipstream.errors import ConnectionLostError, RequestError
 from slipstream.outputs import Delta, RequestOutput
 from slipstream.request.prompts import Prompt
-from slipstream.request.served_models import checked_model
+from slipstream.request.served_models import base_of, checked_model
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 from slipstream_ipc.telemetry.trace import open_tracer
 
@@ -323,7 +323,7 @@ class AsyncClient:
         """Decode token ids with the model's tokenizer. See `Client.detokenize`."""
         card = await self._model(model)
         asked = new_detokenize(token_ids, card, skip_special_tokens=skip_special_tokens)
-        text: str = (await asyncio.wrap_future(self._io.ask(asked, card.name))).text
+        text: str = (await asyncio.wrap_future(self._io.ask(asked, base_of(card)))).text
         return text
 
     async def _model(self, name: str | None) -> ModelCard:

@@ -15,7 +15,7 @@ from slipstream.outputs import RequestOutput, together
 from slipstream.request.parallel_sampling import params_of_answers
 from slipstream.request.prompts import Prompt
 from slipstream.request.requests import checked_cache_key, new_resume, new_submit, new_submits
-from slipstream.request.served_models import checked_model
+from slipstream.request.served_models import base_of, checked_model, with_adapter
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
 from slipstream_ipc.telemetry.trace import open_tracer
@@ -60,12 +60,25 @@ def model_of_call(io: ClientConnection, name: str | None) -> ModelCard | None:
     return None
 
 
+def _model_for(
+    io: ClientConnection, options: CheckedOptions, at: int, model: ModelCard | None
+) -> ModelCard | None:
+    """The model of a call's prompt number `at`: `model`, or an adapter of it."""
+    wanted = options.loras[at] if options.loras else None
+    if wanted is None:
+        return model
+    if not io.models:
+        why = f"not connected yet, so whether {wanted.lora_name!r} is served is not known"
+        raise ConnectionLostError(Fault("engine", why))
+    return with_adapter(io.models, options.model, wanted)
+
+
 def submit_request(
     io: ClientConnection, prompt: Prompt, options: CheckedOptions, kind: OutputKind
 ) -> StreamState:
     """Submit one request. Raises: BadRequestError, and `model_of_call`'s."""
     check_kind(kind)
-    model = model_of_call(io, options.model)
+    model = _model_for(io, options, 0, model_of_call(io, options.model))
     submit = new_submit(
         prompt,
         options.params[0],
@@ -81,7 +94,7 @@ def submit_request(
         submit,
         wants_whole=kind == "final",
         prompt_cache_key=checked_cache_key(options.prompt_cache_key),
-        model="" if model is None else model.name,
+        model="" if model is None else base_of(model),
     )
     io.submit(state)
     return state
@@ -111,7 +124,7 @@ def new_state(
     return StreamState(
         new_submit(prompt, params, model=model),
         wants_whole=kind == "final",
-        model="" if model is None else model.name,
+        model="" if model is None else base_of(model),
     )
 
 
@@ -127,11 +140,12 @@ def new_states(
     Raises: BadRequestError, naming the index of the prompt where the call has several; and
     `model_of_call`'s.
     """
-    model = model_of_call(io, options.model)
+    of_call = model_of_call(io, options.model)
     states: list[StreamState] = []
     cache_key = checked_cache_key(options.prompt_cache_key)
     for index, (prompt, params) in enumerate(zip(prompts, options.params, strict=True)):
         where = f"prompts[{index}]" if options.has_many_prompts else ""
+        model = _model_for(io, options, index, of_call)
         try:
             submits = new_submits(
                 prompt,
@@ -151,7 +165,7 @@ def new_states(
                 wants_whole=kind == "final",
                 where=where,
                 prompt_cache_key=cache_key,
-                model="" if model is None else model.name,
+                model="" if model is None else base_of(model),
             )
             for submit in submits
         ]

@@ -15,6 +15,7 @@ from slipstream.client.connection.queries import checked_template
 from slipstream.client.stream import OutputKind
 from slipstream.errors import bad_request, unknown_option
 from slipstream.request.requests import checked_params
+from slipstream.request.served_models import LoRARequest
 from slipstream.vllm_names import CALL_OPTIONS, SAMPLING_PARAMS, without_unsupported
 from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
@@ -38,6 +39,7 @@ _OF_TEMPLATE = (
 _OF_ANSWER = ("tool_choice", "parallel_tool_calls", "stop_scope", "parse_answer")
 _OF_CALL = ("model", "prompt_cache_key", "trace_headers")
 _FORMER_NAME = "params"
+_LORA = "lora_request"
 _UNSUPPORTED = {**CALL_OPTIONS, **SAMPLING_PARAMS}
 
 
@@ -67,6 +69,7 @@ class CallOptions(
     model: str | None
     prompt_cache_key: str | None
     trace_headers: Mapping[str, str] | None
+    lora_request: LoRARequest | Sequence[LoRARequest | None] | None
 
 
 class RequestOptions(CallOptions, total=False):
@@ -93,6 +96,7 @@ class CheckedOptions:
     trace_headers: Mapping[str, str] | None = None
     label: str | None = None
     stream_id: str | None = None
+    loras: Sequence[LoRARequest | None] = ()  # of each prompt; empty: of none
 
     @property
     def has_several_answers(self) -> bool:
@@ -120,7 +124,9 @@ def options_for_one(
     names = ("label", "stream_id", *_OF_CALL)
     of_request = {name: rest.pop(name) for name in names if name in rest}
     asked, (template, answer) = _asked(rest), _of_chats(rest)
-    return CheckedOptions([checked_params(given, rest)], asked, template, answer, **of_request)
+    loras = _loras(rest, 1)
+    params = [checked_params(given, rest)]
+    return CheckedOptions(params, asked, template, answer, loras=loras, **of_request)
 
 
 def options_for_many(
@@ -132,8 +138,10 @@ def options_for_many(
     given, rest = _renamed(sampling_params, options, CallOptions)
     of_request = {name: rest.pop(name) for name in _OF_CALL if name in rest}
     asked, (template, answer) = _asked(rest), _of_chats(rest)
+    loras = _loras(rest, len(prompts))
     params = _params_for_each(prompts, given, rest)
-    return CheckedOptions(params, asked, template, answer, has_many_prompts=True, **of_request)
+    of_request |= {"loras": loras, "has_many_prompts": True}
+    return CheckedOptions(params, asked, template, answer, **of_request)
 
 
 def check_kind(kind: OutputKind) -> None:
@@ -200,6 +208,23 @@ def _of_chats(options: dict[str, Any]) -> tuple[TemplateOptions | None, AnswerOp
     of_answer = {name: options.pop(name) for name in _OF_ANSWER if name in options}
     template = checked_template(**of_template) if of_template or of_answer else None
     return template, answer_options(**of_answer)
+
+
+def _loras(options: dict[str, Any], num_prompts: int) -> list[LoRARequest | None]:
+    """Take the adapter of each prompt out of `options`, one for all or one for each; empty for
+    none. Raises: BadRequestError.
+    """
+    given = options.pop(_LORA, None)
+    if given is None:
+        return []
+    found = list(given) if isinstance(given, list | tuple) else [given] * num_prompts
+    for each in found:
+        if not isinstance(each, LoRARequest | None):
+            raise bad_request(BadRequest(_LORA, each, "LoRARequest, or a list with one for each"))
+    if len(found) != num_prompts:
+        allowed = f"one for all, or {num_prompts} for {num_prompts} prompts"
+        raise bad_request(BadRequest(_LORA, Summary(f"{len(found)} of them"), allowed))
+    return found
 
 
 def _params_for_each(

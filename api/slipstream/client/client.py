@@ -48,7 +48,7 @@ from slipstream.client.streams.wakeup import ThreadWakeup
 from slipstream.errors import RequestError
 from slipstream.outputs import Delta, RequestOutput
 from slipstream.request.prompts import Prompt
-from slipstream.request.served_models import checked_model
+from slipstream.request.served_models import base_of, checked_model
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 
 
@@ -396,7 +396,7 @@ class Client:
         """Decode token ids with the model's tokenizer. Otherwise as `tokenize`."""
         card = checked_model(self._io.models, model)
         asked = new_detokenize(token_ids, card, skip_special_tokens=skip_special_tokens)
-        text: str = self._io.ask(asked, card.name).result().text
+        text: str = self._io.ask(asked, base_of(card)).result().text
         return text
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.http.admin.health import StackHealth
@@ -52,7 +53,7 @@ from slipstream.http.planning.served_model import served_model, served_models
 from slipstream.http.response_encoding import Response, json_response
 from slipstream.http.server.cors import Cors
 from slipstream.http.server.hosts import Hosts
-from slipstream.request.served_models import listed_names
+from slipstream.request.served_models import AdaptedModel, listed_names
 from slipstream_ipc.messages import ModelCard
 from slipstream_ipc.telemetry.statistics import CoreNumbers, Statistics
 
@@ -333,7 +334,10 @@ class App:
 
     def _model_body(self, model: ModelCard, name: str) -> Model:
         created_at = datetime.fromtimestamp(self._started, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return Model(name, self._started, model.max_model_len, name, created_at)
+        found = Model(name, self._started, model.max_model_len, name, created_at)
+        if isinstance(model, AdaptedModel):
+            return replace(found, root=model.adapter.path, parent=model.base)
+        return found
 
 
 def _check_method(request: HttpRequest, methods: dict[str, Handler] | None) -> ApiError | None:

@@ -18,6 +18,7 @@ from msgspec import Raw
 from slipstream.errors import bad_request
 from slipstream.packed_prompts import PACKED_BYTES, packed
 from slipstream.request.prompts import Prompt, checked_prompt, checked_utf8
+from slipstream.request.served_models import AdaptedModel
 from slipstream.request.trace_context import trace_context_of
 from slipstream_ipc.columns import u32
 from slipstream_ipc.errors import BadRequest, Summary
@@ -189,6 +190,7 @@ def new_submits(
             template=template or TemplateOptions(),
             trace=trace_context_of(trace_headers),
             answer=answer if messages and answers[0].detokenize else None,
+            **_adapter_of(model),
             **named,  # type: ignore[arg-type]
         )
         check_spec(request)
@@ -221,6 +223,13 @@ def new_submits(
     except BadRequest as error:
         raise bad_request(error) from None
     return submits
+
+
+def _adapter_of(model: ModelCard | None) -> dict[str, Any]:
+    """The fields of a Submit that name its adapter, where the model is one."""
+    if not isinstance(model, AdaptedModel):
+        return {}
+    return {"adapter": model.adapter.name, "adapter_digest": model.adapter.digest}
 
 
 def new_resume(

@@ -137,6 +137,30 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "PYTHON",
         ),
     ] = None
+    enable_lora: Annotated[
+        bool,
+        _about(MODEL, "serve adapters (LoRA) beside the model, each under a name of its own"),
+    ] = False
+    lora_modules: Annotated[
+        str | tuple[str, ...],
+        _about(
+            MODEL,
+            "an adapter's name and folder, as NAME=PATH or as JSON: name, path; requests name it "
+            "as their model",
+            "NAME=PATH",
+        ),
+    ] = ()
+    max_lora_rank: Annotated[
+        int, Meta(ge=1, le=512), _about(MODEL, "the largest rank of an adapter at any layer")
+    ] = 16
+    max_loras: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None,
+        _about(
+            MODEL,
+            "how many adapters there is room for, all of which a step may have (default: as many "
+            "as --lora-modules names)",
+        ),
+    ] = None
     max_model_len: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         _about(
@@ -734,6 +758,10 @@ class StackOptions(TypedDict, total=False):
     engine: Literal["slipstream", "vllm"]
     engine_args: str | dict[str, Any] | None
     engine_python: str | None
+    enable_lora: bool
+    lora_modules: str | Sequence[str]
+    max_lora_rank: int
+    max_loras: int | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     max_model_len: int | None

@@ -33,6 +33,7 @@ class LoopRequest:
     min_p: float = 0.0
     seed: int = 0
     num_logprobs: int = -1
+    adapter: int = -1  # its place; with the prefix cache requests share blocks with their own
 
 
 @dataclass(slots=True)
@@ -103,6 +104,8 @@ def add_request(scheduler: Scheduler, tokens: TokenLog, row: int, it: LoopReques
             max_tokens=it.max_tokens,
             spec=RequestSpec(_params_of(it)),
             seed=it.seed,
+            prefix_root=b"" if it.adapter < 0 else it.adapter.to_bytes(4, "little"),
+            adapter=it.adapter,
             worker_ends=False,
         )
     )

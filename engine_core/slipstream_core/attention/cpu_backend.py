@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from slipstream_core.adapters.step_adapters import StepAdapters
 from slipstream_core.attention.interface import AttentionParams
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.attention.torch_backend import Scratch, TorchAttention
@@ -39,7 +40,10 @@ class CpuContext:
         block_tables: Int32s,  # [slots, width]
         block_size: int,
         scratch: Scratch,
+        adapters: StepAdapters | None = None,
     ) -> None:
+        """adapters: of the step's tokens; None: none of them has one."""
+        self.adapters = adapters
         self._kernels = kernels
         self._layers = layers
         self._num_decodes = num_decodes

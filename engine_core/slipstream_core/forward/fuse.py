@@ -145,8 +145,8 @@ def attend_stored(
     return context.attend_stored(layer, query, params)
 
 
-def join(graph: GraphModule, kernels: Kernels) -> None:
-    """Apply every pattern."""
+def fuse(graph: GraphModule, kernels: Kernels) -> None:
+    """Apply the patterns of single products; `join` follows."""
     rewrite(
         graph,
         {
@@ -160,6 +160,10 @@ def join(graph: GraphModule, kernels: Kernels) -> None:
     )
     graph.graph.eliminate_dead_code()
     _dequantise_others(graph)
+
+
+def join(graph: GraphModule) -> None:
+    """Join products with the same input, and give operators names that are cheaper to call."""
     _join_weights(graph)
     graph.graph.eliminate_dead_code()
     for node in graph.graph.nodes:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from slipstream_core.adapters.step_adapters import AdapterArguments
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.kernels.cpu.kernels import Kernels, dense
 from slipstream_core.sharding.exchange import SharedExchange, check_exchange
@@ -37,7 +38,8 @@ from slipstream_core.states.flat_step import MixingArguments
     CONVOLVE,
     RECUR,
     SCALE,
-) = range(14)
+    ADAPT,
+) = range(15)
 ACTIVATES, IS_DELTA, DECAYS_BY_KEY = 1, 2, 4  # flags
 
 _Pointer, _Int, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -142,6 +144,9 @@ class _OperationRun(ctypes.Structure):
         ("states", _Pointer),
         ("state_sizes", _Pointer),
         ("begun", _Pointer),
+        ("adapters", _Pointer),
+        ("adapted", _Pointer),
+        ("sites", _Int),
     )
 
 
@@ -185,10 +190,12 @@ class OperationList:
         layers: Sequence[LayerCache],
         decode: int,
         mixing: MixingArguments | None = None,
+        adapters: AdapterArguments | None = None,
     ) -> torch.Tensor:
         """Map inputs [1, rows, width] to [1, rows, width]; `decode` is a Decode's address.
 
-        mixing: of the step's rows, where operations continue states.
+        mixing: of the step's rows, where operations continue states. adapters: of its rows, if any
+        has one.
 
         Raises ExchangeTimeoutError.
         """
@@ -206,6 +213,8 @@ class OperationList:
         self._run.rows, self._run.decode = rows, decode
         if mixing is not None:
             self._run.mixing, self._run.states, self._run.state_sizes = mixing
+        of_rows = (None, None, 0) if adapters is None else adapters
+        self._run.adapters, self._run.adapted, self._run.sites = of_rows
         check_exchange(self.kernels.run(self._at))
         return output
 

@@ -27,10 +27,12 @@ from torch.fx import Graph, GraphModule, Node
 from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.attention.torch_backend import Scratch
+from slipstream_core.forward.adapter_patterns import adapt_by_context, adapters_of
 from slipstream_core.forward.fuse import attend_by_its_context, projection_of
 from slipstream_core.forward.mixer_patterns import convolve_by_context, recur_by_context
 from slipstream_core.forward.operations import (
     ACTIVATES,
+    ADAPT,
     ADD,
     ATTEND,
     CONVOLVE,
@@ -103,6 +105,7 @@ class _Lowering:
             torch.mul: self._mul,
             convolve_by_context: self._convolve,
             recur_by_context: self._recur,
+            adapt_by_context: self._adapt,
             _aten.clone.default: self._copy,
             _aten.sigmoid.default: partial(self._of_each, SIGMOID),
             _aten.softplus.default: partial(self._of_each, SOFTPLUS),
@@ -392,6 +395,20 @@ class _Lowering:
         )
         return _Value(out, (heads, value_dim), flat=True)
 
+    def _adapt(
+        self, _: AnyNode, context: AnyNode, y: AnyNode, x: AnyNode, site: int, is_of_kept: bool
+    ) -> _Value:
+        """In place: nothing else reads what is adapted."""
+        target, source = self._of(y), self._or_input(x)
+        if is_of_kept or len(target.shape) != 1 or len(source.shape) != 1:
+            raise _Unknown
+        if context.op != "placeholder":
+            raise _Unknown
+        (n,), (k,) = target.shape, source.shape
+        out = target.part
+        self.operations.append(Operation(ADAPT, out, source.part, out, n=n, k=k, layer=site))
+        return target
+
     def _sum(self, _: AnyNode, x: AnyNode) -> _Value:
         if self.exchange is None:  # then torch's process group makes it
             raise _Unknown
@@ -569,7 +586,9 @@ def _program(lowering: _Lowering, kernels: Kernels, output: int) -> OperationLis
     for index, each in enumerate(operations):
         own, width = each.out.buffer, lowering.widths[each.out.buffer]
         spare = free.get(width)
-        if own != output and spare:
+        if own in indices:  # in place
+            pass
+        elif own != output and spare:
             indices[own] = spare.pop()
         else:
             indices[own] = len(widths)
@@ -593,7 +612,9 @@ def _with_call(
         attention = attention_of(context)
         assert isinstance(attention, CpuContext)
         mixing = context.step.arguments if isinstance(context, FlatContext) else None
-        return program(tensors, attention.layers, attention.address, mixing)
+        adapters = adapters_of(context)
+        of_rows = None if adapters is None else adapters.arguments
+        return program(tensors, attention.layers, attention.address, mixing, of_rows)
 
     new = Graph()
     copies: dict[AnyNode, AnyNode] = {}

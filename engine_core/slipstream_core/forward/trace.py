@@ -26,9 +26,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from slipstream_core.adapters.sites import Site, names_of_layers
 from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.interface import AttentionContext, AttentionParams
-from slipstream_core.forward.fuse import attend_by_context, by_number_of_tokens, join
+from slipstream_core.forward.adapter_patterns import mark_sites
+from slipstream_core.forward.fuse import attend_by_context, by_number_of_tokens, fuse, join
 from slipstream_core.forward.mixer_patterns import fold, mix_by_context, tokens_second
 from slipstream_core.forward.operations import OperationList
 from slipstream_core.forward.pack import pack
@@ -134,11 +136,12 @@ def trace(
     vocab_size: int,
     agree: Callable[[bool], bool] = bool,
     states: Sequence[MixerStates] = (),
+    sites: dict[str, Site] | None = None,
 ) -> Forward | None:
     """The module's forward, recorded and fused; None if the module has to run itself.
 
     agree: whether all ranks say so. states: of its mixers, if it has any; the forward then takes a
-    FlatContext.
+    FlatContext. sites: is filled with the linear layers that adapters may change; None: none may.
     """
     started = time.monotonic()
     plain = eager(module)
@@ -151,7 +154,10 @@ def trace(
         by_number_of_tokens(graph, tokens=TOKENS, kept=KEPT)
         attend_by_context(graph)
         mix_by_context(graph)
-        join(graph, kernels)
+        fuse(graph, kernels)
+        if sites is not None:
+            sites.update(mark_sites(graph, names_of_layers(module), kept=KEPT))
+        join(graph)
         traced = compile_graph(graph)
     except Exception as error:
         failed = error

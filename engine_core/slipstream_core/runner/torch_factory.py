@@ -137,6 +137,8 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
             tracer=open_tracer(config.trace, "device") if rank is None or rank.leads else None,
             kernel_config=kernel_config,
             capture=capture,
+            lora=config.lora,
+            has_predecessor=config.predecessor_ended_s > 0,
         )
         if model.device.type == "cpu" and rank is None:  # ranks do it together
             warm_up(runner, runner, config)

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -33,6 +34,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from slipstream_core.adapters.adapter_file import AdapterError, read_adapter
+from slipstream_core.adapters.adapter_table import AdapterTable
+from slipstream_core.adapters.sites import Site, why_no_site
 from slipstream_core.attention import kv_cache
 from slipstream_core.attention.backend_choice import (
     AttentionBackend,
@@ -46,6 +50,7 @@ from slipstream_core.attention.forward_context import ForwardContext
 from slipstream_core.attention.interface import AttentionContext
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.attention.torch_backend import Scratch, TorchAttention, scratch_bytes
+from slipstream_core.config import LoraConfig
 from slipstream_core.forward.forward_ops import ForwardOps
 from slipstream_core.forward.operations import OperationList
 from slipstream_core.forward.trace import DecodesInOneCall, Forward, eager, kernels_mix, trace
@@ -88,6 +93,7 @@ from slipstream_core.step.plan import (
     StepResult,
 )
 from slipstream_core.step.staging import CardCopies, Copies, Staging, to_device
+from slipstream_ipc.messages import AdapterRef
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 
 logger = logging.getLogger(__name__)
@@ -123,13 +129,16 @@ class TorchRunner:
         capture: CaptureConfig = NO_CAPTURE,
         copies: Copies | None = None,
         num_snapshots: int = 0,
+        lora: LoraConfig | None = None,
+        has_predecessor: bool = False,
     ) -> None:
         """Allocate the cache, compile the kernels and record decode steps.
 
         `max_row_len` is how many tokens a row may have; None: as many as the cache has room for.
         `tracer` is used by the device's thread only. `copies` replaces a card's in tests; given it,
         a CPU takes the same path as a card. `num_snapshots` is how many copies of a row's recurrent
-        states there is room for. Raises ModelLoadError.
+        states there is room for. `lora`: its adapters; with `has_predecessor` one that cannot be
+        read any more is left out. Raises ModelLoadError.
         """
         if num_blocks < 2:
             raise ModelLoadError(
@@ -200,7 +209,11 @@ class TorchRunner:
                 model.device,
                 num_snapshots=num_snapshots,
             )
+        self._sites: dict[str, Site] | None = None if lora is None else {}
         self._model = self._forward_of(model) if kernel_config.packs else eager(model.module)
+        self.adapters: AdapterTable | None = None
+        if lora is not None:
+            self._load_adapters(model, lora, is_left_out=has_predecessor)
         # the rest computes a row otherwise beside others, or cannot take its tokens back
         if copies is None and model.rank is None and not model.states:
             is_exact = isinstance(self._model, DecodesInOneCall) and self._model.has_exact_rows
@@ -257,7 +270,13 @@ class TorchRunner:
             if self._rank is not None:
                 agree = partial(all_ranks_say, device=self._device)
             traced = partial(
-                trace, model.module, self._kernels, model.vocab_size, agree, states=model.states
+                trace,
+                model.module,
+                self._kernels,
+                model.vocab_size,
+                agree,
+                states=model.states,
+                sites=self._sites,
             )
             recorded = traced()
             if recorded is None and widen_codes(model.module):
@@ -272,6 +291,34 @@ class TorchRunner:
         else:
             recorded = trace_for_card(model.module, ForwardOps(), model.vocab_size, self._device)
         return eager(model.module) if recorded is None else recorded
+
+    def _load_adapters(self, model: LoadedModel, lora: LoraConfig, *, is_left_out: bool) -> None:
+        """Read all adapters. Raises ModelLoadError for one that cannot be read, unless those are
+        left out.
+        """
+        if self._kernels is None or not self._is_recorded or self._rank is not None:
+            why = "adapters need a model that is computed in float32 on a CPU, in one process, by "
+            why += "Slipstream's own kernels, and whose forward pass can be traced"
+            raise ModelLoadError(model.name, f"enable_lora: {why}")
+        assert self._sites is not None
+        if not self._sites:
+            raise ModelLoadError(model.name, "enable_lora: it has no linear layer to change")
+        self.adapters = AdapterTable(self._kernels, self._sites, lora.max_loras)
+        served: list[AdapterRef] = []
+        for name, path in lora.modules:
+            try:
+                adapter = read_adapter(
+                    Path(path), self._sites, lora.max_rank, partial(why_no_site, model.module)
+                )
+            except AdapterError as error:
+                if not is_left_out:
+                    raise ModelLoadError(model.name, f"the adapter {name!r}: {error}") from None
+                logger.error("the adapter %r is not served any more: %s", name, error)
+                continue
+            self.adapters.put(len(served), adapter.factors)
+            served.append(AdapterRef(name, path, adapter.digest))
+            logger.info("adapter %r: %.1f MB", name, adapter.num_bytes / 1e6)
+        self.info = replace(self.info, adapters=tuple(served))
 
     def _prepare_thread(self) -> None:
         """Settings of the device's thread: CUDA's current card is a thread's own."""
@@ -563,7 +610,7 @@ class TorchRunner:
             plan.token_ids[tokens], plan.gather_slots[tokens], plan.positions[tokens], kept
         )
         ids = torch.where(sources < 0, ids, self._last_token[sources.clamp(min=0)])
-        context = self._context(plan, rows, tokens)
+        context = self._context(plan, rows, tokens, kept)
         if self._states is not None:
             context = self._with_mixers(context, self._states, plan, rows)
         return self._model(ids[None], positions[None], keep, context)[0]
@@ -574,11 +621,17 @@ class TorchRunner:
             return [self._to(column) for column in columns]
         return self._staging.send_columns(columns)
 
-    def _context(self, plan: StepPlan, rows: Selector, tokens: Selector) -> AttentionContext:
+    def _context(
+        self, plan: StepPlan, rows: Selector, tokens: Selector, kept: Int64s
+    ) -> AttentionContext:
         """The attention context of this step, with rows and tokens in the model's order."""
         if self._triton is not None:
             return self._triton.of_plan(plan, self._tables.tensor)
         if self._kernels is not None:
+            adapters = None
+            if self.adapters is not None:
+                of_tokens = np.repeat(plan.adapters, plan.query_lens)
+                adapters = self.adapters.of_step(of_tokens, of_tokens[kept])
             return CpuContext(
                 self._kernels,
                 self._layers,
@@ -590,6 +643,7 @@ class TorchRunner:
                 block_tables=self._tables.array,
                 block_size=self._block_size,
                 scratch=self._scratch,
+                adapters=adapters,
             )
         attention = TorchAttention(
             num_decodes=plan.num_decodes,

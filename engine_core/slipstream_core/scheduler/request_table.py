@@ -67,6 +67,7 @@ class NewRequest:
     has_grammar: bool = False  # the ids allowed next depend on its history
     reasoning: ReasoningState | None = None  # None: its grammar, if any, applies from the start
     masked_ids: Collection[int] = ()  # not sampled while `reasoning.masks_ids`
+    adapter: int = -1  # its place; -1: none
 
     @property
     def top_k(self) -> int:
@@ -107,6 +108,7 @@ class RequestTable(RowTable, also=_SAMPLED_COLUMNS):
     own_priority: Int64s = column(np.int64)  # among its tenant's requests
     turn: Int64s = column(np.int64)  # among tenants of equal priority; see `waiting_queue`
     prompt_len: Int64s = column(np.int64)
+    adapter: Int32s = column(np.int32, -1)
     limit: Int64s = column(np.int64)  # tokens, prompt included, that it may grow to
     run_ahead: Int64s = column(np.int64)  # outputs that may be unacknowledged
     logprob_limit: Int64s = column(
@@ -158,6 +160,7 @@ class RequestTable(RowTable, also=_SAMPLED_COLUMNS):
         if request.num_logprobs >= 0:
             self.logprob_limit[row] = known + step_len(request.num_logprobs)
             self.num_growing += 1
+        self.adapter[row] = request.adapter
         self.known[row] = known
         self.computed[row] = 0
         self.masked_until[row] = 0
@@ -195,6 +198,19 @@ class RequestTable(RowTable, also=_SAMPLED_COLUMNS):
             self._logprob_ids.pop(row, None)
         if self.constraints:
             self.constraints.remove(rows.tolist())
+
+    def adapters_in_use(self) -> tuple[dict[int, int], dict[int, int]]:
+        """The number of live requests by adapter: with a slot, and without."""
+        asking = np.flatnonzero(self.alive & (self.adapter >= 0))
+        has_slot = self.slot[asking] != NO_SLOT
+        counts = [
+            np.unique(self.adapter[asking[which]], return_counts=True)
+            for which in (has_slot, ~has_slot)
+        ]
+        running, waiting = (
+            dict(zip(places.tolist(), nums.tolist(), strict=True)) for places, nums in counts
+        )
+        return running, waiting
 
     def begin_generation(self, rows: Int64s | int) -> None:
         """Begin a new generation of `rows`: results in flight for them no longer count."""

@@ -241,6 +241,10 @@ class Scheduler:
         """Requests that get no drafts, where others do, by what they ask for."""
         return self._undrafted
 
+    def adapters_in_use(self) -> tuple[Mapping[int, int], Mapping[int, int]]:
+        """Numbers of requests by the place of their adapter: those that run, and that wait."""
+        return self._requests.adapters_in_use()
+
     @property
     def has_work(self) -> bool:
         """True if there is any request, running or waiting."""

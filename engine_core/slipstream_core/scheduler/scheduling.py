@@ -86,6 +86,9 @@ class Scheduling(Protocol[TurnT]):
     def undrafted(self) -> Mapping[str, int]:
         """Requests that get no drafts, where others do, by what they ask for."""
 
+    def adapters_in_use(self) -> tuple[Mapping[int, int], Mapping[int, int]]:
+        """Numbers of requests by the place of their adapter: those that run, and that wait."""
+
     def eviction_age(self, now: float) -> float | None:
         """Seconds since the cached block that was evicted last was last used; None if unknown."""
 

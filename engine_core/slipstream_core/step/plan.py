@@ -38,7 +38,7 @@ from slipstream_core.step.constraint_plan import ConstraintPlan
 from slipstream_ipc.history.logprob_log import Logprobs as Logprobs
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.history.wide_logprobs import Candidates as Candidates
-from slipstream_ipc.messages import SamplingDefaults
+from slipstream_ipc.messages import AdapterRef, SamplingDefaults
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -121,6 +121,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     kv_lens: Annotated[Int32s, Column("R", "length", reaches=True, fill=1, sent="always")]
     prompt_lens: Annotated[Int32s, Column("R", source="prompt_len", fill=1)]
     samples: Annotated[Bools, Column("R", fill=True, sent="always")]
+    # the place of the row's adapter; -1: none
+    adapters: Annotated[Int32s, Column("R", least=-1, source="adapter", fill=-1)]
 
     # entries of block tables that are new in this step, [E]: all different
     table_slots: Annotated[Int64s, Column("E", "rows", sent="always")]
@@ -273,6 +275,7 @@ class ModelInfo:
     engine: str = ""  # another project's, with its version
     takes_drafts: bool = False  # computes plans with drafts, and a row's bits alone or with others
     decode_s: tuple[tuple[int, float], ...] = ()  # seconds by rows of a step, where measured
+    adapters: tuple[AdapterRef, ...] = ()  # that requests may name, by their places
 
 
 class StepFailed(Exception):  # noqa: N818  (an outcome of a step, named like the field's results)

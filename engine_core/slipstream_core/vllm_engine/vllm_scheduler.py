@@ -131,6 +131,10 @@ class VllmScheduler:
         """Times that vLLM has preempted a request."""
         return self._runner.num_preemptions
 
+    def adapters_in_use(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Return nothing: this engine's requests have none."""
+        return {}, {}
+
     def eviction_age(self, now: float) -> None:
         """Unknown of vLLM's cache."""
         return

@@ -17,6 +17,7 @@ from slipstream_core.grammar.matcher import GrammarMatcher
 from slipstream_core.reasoning.reasoning_state import ReasoningState
 from slipstream_core.scheduler.constraint_columns import token_constraints
 from slipstream_core.scheduler.request_table import NewRequest
+from slipstream_core.workers.adapters import Adapters
 from slipstream_core.workers.stream_table import CoreStream
 from slipstream_ipc.columns import check_entry, num_scored, u32
 from slipstream_ipc.crash_note import ID_BYTES
@@ -57,6 +58,7 @@ class Admission:
     max_waiting_tokens: int
     max_readmitted_tokens: int
     engine_objection: Callable[[Admit], Fault | None]  # what only the engine knows
+    adapters: Adapters
 
     def objection(self, admit: Admit, waiting: WaitingLoad) -> Fault | None:
         """The reason why a stream cannot be admitted while `waiting` waits; None if it can.
@@ -104,6 +106,7 @@ class Admission:
             return error.fault
         return (
             self._logprobs_objection(admit, total)
+            or self.adapters.objection(admit.spec)
             or self.engine_objection(admit)
             or self._overload(admit, waiting)
         )
@@ -196,8 +199,9 @@ def new_request(
     stream: CoreStream,
     grammar: GrammarMatcher | None = None,
     reasoning: ReasoningState | None = None,
+    adapter: int = -1,
 ) -> NewRequest:
-    """The scheduler's request for a registration."""
+    """The scheduler's request for a registration. adapter: its place; -1: none."""
     admit = stream.registration
     params, derived = admit.spec.params, admit.derived
     end_ids = () if grammar is None else grammar.end_ids
@@ -219,4 +223,5 @@ def new_request(
         has_grammar=grammar is not None,
         reasoning=reasoning,
         masked_ids=() if reasoning is None else reasoning.masked_ids(end_ids),
+        adapter=adapter,
     )

@@ -27,6 +27,7 @@ from slipstream_core.scheduler.constraint_columns import permitted_mask
 from slipstream_core.scheduler.logprob_budget import LogprobBudget, first_bytes, stream_bytes
 from slipstream_core.scheduler.scheduling import Scheduling
 from slipstream_core.step.limits import NO_ROW
+from slipstream_core.workers.adapters import Adapters
 from slipstream_core.workers.admission import new_request, wants_prompt
 from slipstream_core.workers.sender import WorkerSender
 from slipstream_core.workers.stream_store import CoreStreamStore
@@ -63,6 +64,7 @@ class StreamManager:
         grammars: GrammarBitmasks,
         logprob_budget: LogprobBudget,
         counters: EngineCounters,
+        adapters: Adapters,
     ) -> None:
         self._scheduler = scheduler
         self._streams = store.table
@@ -73,6 +75,7 @@ class StreamManager:
         self._grammars = grammars
         self._logprob_budget = logprob_budget
         self._counters = counters
+        self._adapters = adapters
         self._untimed: dict[int, CoreStream] = {}  # by row: traced, without a first token
 
     def add_stream(
@@ -104,7 +107,7 @@ class StreamManager:
         reasoning = reasoning_state(admit, calls)
         if isinstance(grammar, CallMatcher):
             grammar = None
-        request = new_request(stream, grammar, reasoning)
+        request = new_request(stream, grammar, reasoning, self._adapters.place_of(admit.spec))
         if grammar is not None or reasoning is not None:
             own = request.constraints
             self._grammars.add(

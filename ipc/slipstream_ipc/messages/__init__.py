@@ -86,6 +86,8 @@ from slipstream_ipc.messages.fields import (
     MAX_KEPT_BYTES,
     MAX_LABEL_CHARS,
     MAX_LEFT_OUT,
+    MAX_LORA_NAME_CHARS,
+    MAX_LORAS,
     MAX_OTHERS,
     MAX_OUTPUT_WORKERS,
     MAX_TEMPLATE_CHARS,
@@ -124,7 +126,7 @@ from slipstream_ipc.messages.kept import (
     KeepOptions,
     KeptAnswer,
 )
-from slipstream_ipc.messages.model_card import ModelCard
+from slipstream_ipc.messages.model_card import AdapterRef, ModelCard
 from slipstream_ipc.messages.replica import (
     ANSWERS_INSPECT,
     ONE_TENANT,
@@ -187,6 +189,8 @@ __all__ = [
     "MAX_KEPT_BYTES",
     "MAX_LABEL_CHARS",
     "MAX_LEFT_OUT",
+    "MAX_LORAS",
+    "MAX_LORA_NAME_CHARS",
     "MAX_NAME_CHARS",
     "MAX_OTHERS",
     "MAX_OUTPUT_WORKERS",
@@ -203,6 +207,7 @@ __all__ = [
     "WANTS_MEMBERS",
     "Abort",
     "Accepted",
+    "AdapterRef",
     "AdmissionRefused",
     "Admit",
     "Admitted",

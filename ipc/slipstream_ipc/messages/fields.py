@@ -18,6 +18,8 @@ MAX_CANCELLED = 4096  # streams per Cancel
 MAX_LOCATED = 4096  # streams per Locate
 MAX_KEPT_BYTES = 2**22  # a kept answer with its record; its encoding may take twice as much
 MAX_OUTPUT_WORKERS = 64  # of a stack
+MAX_LORA_NAME_CHARS = 128
+MAX_LORAS = 1024  # of a model
 MAX_LEFT_OUT = 64  # keywords of schemas that are named as left out
 
 U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger integers
@@ -32,6 +34,7 @@ StopIds = Annotated[tuple[U32, ...], Meta(max_length=4096)]
 Identity = Annotated[bytes, Meta(max_length=MAX_IDENTITY_BYTES)]
 Label = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 LeftOut = Annotated[tuple[Label, ...], Meta(max_length=2 * MAX_LEFT_OUT)]
+LoraName = Annotated[str, Meta(max_length=MAX_LORA_NAME_CHARS)]
 LongText = Annotated[str, Meta(max_length=2**16)]
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]

@@ -6,8 +6,25 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from slipstream_ipc.messages.fields import MAX_ALIASES, MAX_KEPT_BYTES, U32, Identity, Label
+from slipstream_ipc.messages.fields import (
+    MAX_ALIASES,
+    MAX_KEPT_BYTES,
+    MAX_LORAS,
+    U32,
+    Identity,
+    Label,
+    LongText,
+    LoraName,
+)
 from slipstream_ipc.messages.request import SamplingDefaults
+
+
+class AdapterRef(Struct, array_like=True, frozen=True):
+    """An adapter of a model (LoRA). digest: of its files, wherever they lie."""
+
+    name: LoraName
+    path: LongText  # a folder of the server's
+    digest: Identity
 
 
 class ModelCard(Struct, array_like=True, frozen=True):
@@ -29,3 +46,5 @@ class ModelCard(Struct, array_like=True, frozen=True):
     max_kept_bytes: U32 = MAX_KEPT_BYTES
     # other names that requests may use; one with * at its end stands for all that begin so
     aliases: Annotated[tuple[Label, ...], Meta(max_length=MAX_ALIASES)] = ()
+    # models of their own to requests, which the same weights serve
+    adapters: Annotated[tuple[AdapterRef, ...], Meta(max_length=MAX_LORAS)] = ()

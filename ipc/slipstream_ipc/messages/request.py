@@ -25,6 +25,7 @@ from slipstream_ipc.messages.fields import (
     Identity,
     Label,
     LongText,
+    LoraName,
     StreamId,
 )
 from slipstream_ipc.messages.kept import KeepOptions
@@ -238,6 +239,8 @@ class RequestSpec(Struct, array_like=True, frozen=True):
     answer: how the answer to chat messages is to be read; None: it is text alone.
     keep: until its answer is in a Keep; None: it is not to be kept.
     trace: the caller's span; None unless the request is traced.
+    adapter: the name of the adapter that changes the model; empty: none. adapter_digest: of its
+    files, as the stream began; a stream goes on with the same ones or ends as diverged.
     """
 
     params: SamplingParams
@@ -250,6 +253,8 @@ class RequestSpec(Struct, array_like=True, frozen=True):
     answer: AnswerOptions | None = None
     keep: KeepOptions | None = None
     trace: TraceContext | None = None
+    adapter: LoraName = ""
+    adapter_digest: Identity = b""
 
 
 class FunctionCall(Struct, frozen=True, forbid_unknown_fields=True):
@@ -347,3 +352,5 @@ class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
     moves: U32 = 0
     strikes: U32 = 0  # deaths of other replicas' cores of their own doing, see `Begun`
     own_priority: int = 0  # among its tenant's requests of equal priority; lower runs first
+    adapter: LongText = ""  # the name of an adapter on the model's card; empty: none
+    adapter_digest: Identity = b""  # of that adapter as the client knows it; empty: any

@@ -146,6 +146,9 @@ class CoreGauges(Struct, frozen=True, omit_defaults=True):
     num_state_snapshots: Count = 0  # of recurrent states, for the prefix cache
     num_used_state_snapshots: Count = 0
     engine: StatisticName = ""  # name and version of the engine inside; empty: ours
+    max_loras: Count = 0  # adapters that there is room for
+    running_loras: CountByName = {}  # requests by adapter, of those with the most
+    waiting_loras: CountByName = {}
 
 
 class CoreCounters(Struct, frozen=True, omit_defaults=True):

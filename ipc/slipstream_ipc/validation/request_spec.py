@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
     MAX_LABEL_CHARS,
+    MAX_LORA_NAME_CHARS,
     MAX_RECORD_BYTES,
     RequestSpec,
     SamplingParams,
@@ -42,10 +43,13 @@ def root_digest(model: str, asked: RequestSpec | Submit, tenant: bytes = b"") ->
     what is computed of equal beginnings. It is the same in every process.
 
     model: the served model's name. tenant: the only one that shares it; empty: every tenant does.
+    Of an adapter counts its content, whatever its name.
     """
     texts = (model, asked.cache_salt)
     model_bytes, salt = [text.encode("utf-8", "surrogatepass") for text in texts]
-    parts = (model_bytes, tenant, salt)
+    parts = [model_bytes, tenant, salt]
+    if asked.adapter:
+        parts.append(asked.adapter_digest or asked.adapter.encode("utf-8", "surrogatepass"))
     framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
     return hashlib.blake2b(framed, digest_size=16).digest()
 
@@ -60,7 +64,7 @@ def among_own(submit: Submit) -> Submit:
 def content_of(spec: RequestSpec) -> RequestSpec:
     """The spec without what two submissions of one request may differ in: the seed, which is each
     answer's own, whose it is, its name, how it is kept and traced, and its place among its
-    tenant's.
+    tenant's; and the version of its adapter.
     """
     return replace(
         spec,
@@ -71,6 +75,7 @@ def content_of(spec: RequestSpec) -> RequestSpec:
         scope=b"",
         keep=None,
         trace=None,
+        adapter_digest=b"",
     )
 
 
@@ -89,6 +94,8 @@ def check_spec(spec: RequestSpec | Submit) -> None:
     if len(spec.cache_salt) > MAX_LABEL_CHARS:
         given = Summary(f"{len(spec.cache_salt)} characters")  # a tenant's must not be logged
         raise BadRequest("cache_salt", given, f"at most {MAX_LABEL_CHARS} characters")
+    if not isinstance(spec.adapter, str) or len(spec.adapter) > MAX_LORA_NAME_CHARS:
+        raise BadRequest("adapter", spec.adapter, f"at most {MAX_LORA_NAME_CHARS} characters")
     if spec.keep is not None and len(spec.keep.record) > MAX_RECORD_BYTES:
         size = Summary(f"a record of {len(spec.keep.record)} bytes")
         raise BadRequest("keep", size, f"at most {MAX_RECORD_BYTES}")

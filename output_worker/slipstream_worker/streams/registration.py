@@ -267,6 +267,7 @@ def register(
     if answer is not None and not params.detokenize:
         allowed = "true where the answer is read as reasoning, content and tool calls"
         raise BadRequest("detokenize", False, allowed)
+    spec = _with_adapter(spec, submit, card)
     params, seed = with_num_logprobs(params, card.vocab_size), params.seed
     if seed is not None:
         params = structs.replace(params, seed=None)
@@ -297,6 +298,23 @@ def register(
     if params is not spec.params:
         spec = structs.replace(spec, params=params)
     return Admit(submit.stream_id, prompt_ids, spec, derived, begun)
+
+
+def _with_adapter(spec: RequestSpec, submit: Submit, card: ModelCard) -> RequestSpec:
+    """The spec with the digest of its adapter: of a stream that has begun, the one that it began
+    with; else that of the adapter as it is. Raises BadRequest for one that is not served.
+    """
+    if not spec.adapter:
+        return spec
+    digest = next((each.digest for each in card.adapters if each.name == spec.adapter), None)
+    has_begun = bool(submit.output_ids or submit.num_tokens)
+    if has_begun and spec.adapter_digest:
+        return spec
+    if digest is None:
+        names = [each.name for each in card.adapters]
+        allowed = f"one of {', '.join(map(repr, names))}" if names else "none: no adapter is served"
+        raise BadRequest("model", spec.adapter, allowed)
+    return structs.replace(spec, adapter_digest=digest)
 
 
 def _without_triggers(reasoning: ReasoningIds) -> ReasoningIds:

@@ -10,14 +10,24 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import BadRequestError, Client, Stack
-from slipstream.request.served_models import checked_model, find_model, listed_names
+from slipstream.request.requests import new_submits
+from slipstream.request.served_models import (
+    AdaptedModel,
+    base_of,
+    checked_model,
+    find_model,
+    listed_names,
+    names_of,
+)
 from slipstream.stack.plan.process_plan import core_config
 from slipstream.stack.settings import settings_from
-from slipstream_ipc.messages import ModelCard
+from slipstream_ipc.messages import AdapterRef, ModelCard, RequestSpec, SamplingParams
+from slipstream_ipc.validation.request_spec import root_digest
 
 
 def card(name: str, *aliases: str) -> ModelCard:
@@ -86,9 +96,64 @@ def test_names_that_cannot_be(given: Any) -> None:
 
 
 def test_an_older_server_has_no_aliases() -> None:
-    *older, _aliases = msgspec.msgpack.decode(msgspec.msgpack.encode(A))
+    *older, _aliases, _adapters = msgspec.msgpack.decode(msgspec.msgpack.encode(A))
     encoded = msgspec.msgpack.encode(older)
     assert msgspec.msgpack.decode(encoded, type=ModelCard) == card("a")
+
+
+ADAPTED = (
+    structs.replace(
+        card("base", "alias", "s*"),
+        adapters=(AdapterRef("sql", "/sql", b"1"), AdapterRef("tone", "/tone", b"2")),
+    ),
+    structs.replace(card("other"), adapters=(AdapterRef("tone", "/tone2", b"3"),)),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "path"),
+    [
+        ("base", "base", None),
+        ("alias", "base", None),
+        ("some", "base", None),
+        ("sql", "base", "/sql"),  # before the beginning of names
+        ("tone", "base", "/tone"),
+        ("other", "other", None),
+    ],
+)
+def test_an_adapter_is_a_model_of_its_own(name: str, base: str, path: str | None) -> None:
+    found = find_model(ADAPTED, name)
+    assert found is not None
+    assert base_of(found) == base
+    assert isinstance(found, AdaptedModel) == (path is not None)
+    (submit,) = new_submits("x", [SamplingParams()], stream_ids=[None], model=found)
+    if isinstance(found, AdaptedModel):
+        assert (found.name, found.adapter.path) == (name, path)
+        assert (found.aliases, found.adapters) == ((), ())
+        assert (submit.adapter, submit.adapter_digest) == (name, found.adapter.digest)
+    else:
+        assert (submit.adapter, submit.adapter_digest) == ("", b"")
+
+
+def test_adapters_are_listed_behind_a_models_names() -> None:
+    assert listed_names(ADAPTED[0]) == ("base", "alias", "sql", "tone")
+    assert names_of(ADAPTED[:1]) == "one of 'base', 'alias', 's*', 'sql', 'tone'"
+
+
+def test_prefixes_are_shared_by_the_content_of_adapters() -> None:
+    params = SamplingParams()
+    plain = RequestSpec(params)
+    specs = [
+        plain,
+        RequestSpec(params, adapter="a", adapter_digest=b"1"),
+        RequestSpec(params, adapter="b", adapter_digest=b"1"),
+        RequestSpec(params, adapter="a", adapter_digest=b"2"),
+        RequestSpec(params, adapter="a", adapter_digest=b"1", cache_salt="x"),
+    ]
+    roots = [root_digest("m", spec) for spec in specs]
+    assert roots[1] == roots[2]
+    assert len({*roots}) == 4
+    assert roots[0] == root_digest("m", RequestSpec(params, label="x"))
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from slipstream.stack.plan.front_plan import open_host
 from slipstream.stack.plan.model_source import model_and_tokenizer
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import StackSettings, allowed_values, description, settings_from
-from slipstream_core.config import CoreConfig
+from slipstream_core.config import CoreConfig, LoraConfig
 from slipstream_ipc.process import role_of
 from slipstream_ipc.secret_files import check_secret
 from slipstream_worker.config import WorkerConfig
@@ -186,6 +186,8 @@ def test_every_option_reaches_a_process(tmp_path):
     elsewhere |= {"revision", "download_dir"}  # in names of models, and the environment
     # another engine's go with few of these (test_engine_options)
     elsewhere |= {"engine", "engine_args", "engine_python"}
+    # none over ranks (below)
+    elsewhere |= {"enable_lora", "lora_modules", "max_lora_rank", "max_loras"}
     elsewhere.add("log_format")  # in the environment of all processes
     elsewhere.add("output_workers")  # decides how many there are
     elsewhere |= {"nnodes", "node_rank", "master_addr", "master_port", "join_timeout_s"}
@@ -194,6 +196,13 @@ def test_every_option_reaches_a_process(tmp_path):
     arrived = {**msgspec.structs.asdict(worker), **msgspec.structs.asdict(core)}
     arrived["speculative_config"] = msgspec.to_builtins(core.speculative_config)
     assert {name: arrived[name] for name in given} == given
+
+
+def test_adapters_reach_the_core(tmp_path):
+    given = {"enable_lora": True, "lora_modules": ["a=/x"], "max_lora_rank": 8, "max_loras": 3}
+    core, _ = configs(tmp_path, **given)
+    assert core.lora == LoraConfig(modules=(("a", "/x"),), max_rank=8, max_loras=3)
+    assert configs(tmp_path)[0].lora is None
 
 
 @pytest.mark.parametrize(

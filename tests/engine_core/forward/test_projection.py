@@ -170,8 +170,8 @@ def test_another_kind_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     module = load_model(str(tmp_path), device="cpu", dtype="float32").module
     join, kinds = trace.join, list[list[str]]()
 
-    def with_another(graph: Any, kernels_: Any) -> None:
-        join(graph, kernels_)
+    def with_another(graph: Any) -> None:
+        join(graph)
         node, its = dense_products(graph)[1]  # behind the first attention
         with graph.graph.inserting_before(node):
             node.update_arg(1, add_projection(graph, Halved(its)))

@@ -20,6 +20,7 @@ from tests.helpers.new_requests import new_request
 from slipstream_core.scheduler.request_table import NewRequest, RequestTable
 from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.scheduler.waiting_queue import WaitingQueue
+from slipstream_core.workers.adapters import Adapters
 from slipstream_core.workers.admission import Admission, WaitingLoad
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.token_log import TokenLog
@@ -429,6 +430,7 @@ def admission(most: int = 10, most_tokens: int = 1000) -> Admission:
         max_waiting_tokens=most_tokens,
         max_readmitted_tokens=5 * most_tokens,
         engine_objection=lambda _: None,
+        adapters=Adapters(),
     )
 
 

@@ -38,6 +38,8 @@ OTHERS: dict[str, Any] = {
     "answer": AnswerOptions(stop_scope="all"),
     "keep": KeepOptions(b"a record"),
     "trace": TraceContext(bytes(16)),
+    "adapter": "another",
+    "adapter_digest": b"another",
 }
 FIELDS = [name for name in RequestSpec.__struct_fields__ if name != "params"]
 
@@ -54,7 +56,7 @@ def test_each_field_arrives(field: str) -> None:
     plain = spec_of(SUBMIT, PARAMS)
     spec = spec_of(structs.replace(SUBMIT, **{field: OTHERS[field]}), PARAMS)
     assert spec == structs.replace(plain, **{field: OTHERS[field]})
-    is_of_content = field in ("priority", "cache_salt", "answer")
+    is_of_content = field in ("priority", "cache_salt", "answer", "adapter")
     assert (content_of(spec) != content_of(plain)) == is_of_content
 
 
@@ -109,6 +111,8 @@ def test_a_priority_among_a_tenants_own() -> None:
         ("cache_salt", "x" * 1025),
         ("cache_salt", 3),
         ("keep", KeepOptions(bytes(2**20 + 1))),
+        ("adapter", "x" * 129),
+        ("adapter", 3),
     ],
 )
 def test_what_is_not_allowed_is_named(field: str, value: object) -> None:

@@ -40,7 +40,7 @@ _QUANTISED = (
     "a checkpoint says how its weights are quantised: FP8, MXFP4 and compressed-tensors are "
     "dequantised when it is loaded, others are not supported"
 )
-_LORA = "LoRA is not supported yet"
+_LORA = "--enable-lora --lora-modules NAME=PATH serves adapters (docs/lora.md)"
 _SPECULATIVE = "--speculative-config says how tokens are drafted: ngram is supported"
 _MISSING = {
     "--tensor-split": _SEVERAL_DEVICES,

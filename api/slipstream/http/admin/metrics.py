@@ -32,6 +32,7 @@ from slipstream_ipc.telemetry.statistics import (
     BOUNDS_S,
     BOUNDS_TOKENS,
     BriefHistogram,
+    CoreGauges,
     CoreNumbers,
     FrontNumbers,
     Histogram,
@@ -93,6 +94,13 @@ def _by_path(front: FrontNumbers) -> dict[tuple[str, ...], int]:
 
 def _by_label(tally: dict[str, int]) -> dict[tuple[str, ...], int]:
     return {(name,): num for name, num in tally.items()}
+
+
+def _of_loras(gauges: CoreGauges) -> dict[tuple[str, ...], float]:
+    if not gauges.max_loras:
+        return {}
+    names = ",".join(sorted(gauges.running_loras)), ",".join(sorted(gauges.waiting_loras))
+    return {(str(gauges.max_loras), *names): 1.0}
 
 
 def _by_model(tally: dict[str, int]) -> dict[tuple[str, ...], int]:
@@ -219,6 +227,15 @@ def _core_metrics() -> Iterator[_Family]:
         CoreNumbers,
         lambda n: {(str(n.gauges.block_size), str(n.gauges.num_blocks)): 1.0},
         ("block_size", "num_gpu_blocks"),
+    )
+    yield _Family(
+        _Gauge,
+        "lora_requests_info",
+        "1, with the names of the adapters that running and waiting requests have (those with the "
+        "most), and how many adapters there is room for.",
+        CoreNumbers,
+        lambda n: _of_loras(n.gauges),
+        ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
     )
     yield _Family(
         _Gauge,

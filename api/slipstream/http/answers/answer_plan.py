@@ -118,6 +118,12 @@ class AnswerPlan:
     prompt_lens: int = 0  # tokens whose log-probabilities are asked for, about
     is_background: bool = False  # its stream goes on without a reader
     names_calls: bool = True  # a call's finish reason is `tool_calls`, else `stop`
+    base: str = ""  # the model that `model` is an adapter of; empty: none
+
+    @property
+    def served_by(self) -> str:
+        """The name of the model whose weights and tokenizer serve it."""
+        return self.base or self.model
 
     @property
     def has_logprobs(self) -> bool:

@@ -97,7 +97,7 @@ class LiveAnswer:
         self.exchange = exchange
         self.tenant = exchange.request.tenant  # whose lane its time slices are in
         self.context = context
-        self.texts = context.texts.of(plan.model)
+        self.texts = context.texts.of(plan.served_by)
         self.num_unwritten = len(plan.states)
         self.event_ids: EventIdWriter | None = None
         self._has_settled = False

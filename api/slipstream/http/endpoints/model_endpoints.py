@@ -56,7 +56,7 @@ from slipstream.http.planning.completions import plan_completion, read_completio
 from slipstream.http.planning.served_model import guarded, served_model, served_models
 from slipstream.http.response_encoding import Response
 from slipstream.http.responses.response_plan import KIND
-from slipstream.request.served_models import find_model
+from slipstream.request.served_models import base_of, find_model
 from slipstream.request.trace_context import TRACEPARENT, TRACESTATE, trace_context
 from slipstream_ipc.messages import ModelCard, TraceContext
 from slipstream_ipc.telemetry.logs import of_requests
@@ -155,7 +155,7 @@ class ModelEndpoints:
         """POST /v1/messages/count_tokens. Raises: ApiError, BadRequestError."""
         body = self._read(read_count_tokens, request)
         model = served_model(self._io, body.model)
-        count_tokens(self._io, body, model.name, exchange)
+        count_tokens(self._io, body, base_of(model), exchange)
 
     def generate(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /generate. Raises: ApiError, BadRequestError."""
@@ -170,6 +170,10 @@ class ModelEndpoints:
             raise ApiError(405, "method: got HEAD, allowed: GET", headers=((b"allow", b"GET"),))
 
         def resume(model: ModelCard) -> None:
+            before = self._streams_by_id.get(resumed_answer(request).first)
+            if before is not None and before.resubmittable is not None:
+                its = before.resubmittable.adapter or model.name
+                model = find_model(self._io.models, its) or model
             plan = plan_resumed_stream(request, model)
             start = self.responses.resume if plan.id.kind == KIND else self._start
             start(plan, request, exchange)
@@ -257,12 +261,12 @@ class ModelEndpoints:
         for state in plan.states:
             state.set_origin(tenant, request.id, trace, has_priority=has_priority)
             if state.resubmittable is not None:  # else it is looked for at the replicas of all
-                state.model = plan.model
+                state.model = plan.served_by
         if plan.is_resumable or plan.is_background:
             self._keep_submits(plan)
         start = partial(starter, plan, exchange, self._context)
         if plan.needs_texts:
-            self._context.texts.of(plan.model).when_loaded(start)
+            self._context.texts.of(plan.served_by).when_loaded(start)
         else:
             start()
 

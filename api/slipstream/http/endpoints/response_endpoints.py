@@ -69,6 +69,7 @@ from slipstream.http.responses.responses_request import (
 )
 from slipstream.http.shares import Share
 from slipstream.request.requests import new_resume
+from slipstream.request.served_models import base_of
 from slipstream_ipc.messages import Cancel, End, KeptAnswer, Recalled, Tokenized
 from slipstream_ipc.validation.kept_size import max_text_bytes
 
@@ -271,7 +272,7 @@ class ResponseEndpoints:
         def response_of(found: Tokenized) -> Response:
             return json_response(200, InputTokenCount(len(ids_of(found))))
 
-        model = served_model(self._io, body.model).name
+        model = base_of(served_model(self._io, body.model))
         query = prompt_query(chat_of(body, context_of(body, named)))
         asked = ask(self._io, query, model, exchange)
         respond_when_done(asked, exchange, response_of, {"prompt": "input"})

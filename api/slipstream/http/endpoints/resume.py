@@ -39,6 +39,7 @@ from slipstream.http.planning.planner import OPEN_TOKENS
 from slipstream.http.responses.response_object import ResponseObject
 from slipstream.http.responses.response_printer import response_shape
 from slipstream.request.requests import new_resume
+from slipstream.request.served_models import base_of
 from slipstream_ipc.messages import ModelCard, Resume, Submit
 
 PREFIX = "/v1/streams/"
@@ -152,6 +153,7 @@ def _plan(
     return AnswerPlan(
         id=event_id.answer,
         model=model.name,
+        base=base_of(model),
         created=event_id.created,
         states=[
             StreamState(

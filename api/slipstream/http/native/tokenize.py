@@ -35,6 +35,7 @@ from slipstream.http.planning.served_model import (
     served_models,
 )
 from slipstream.http.response_encoding import Response, json_response
+from slipstream.request.served_models import base_of
 from slipstream_ipc.messages import Detokenized, ModelCard, Tokenize, Tokenized
 from slipstream_ipc.validation.chat_template import MAX_QUERY_CHARS, MAX_QUERY_TOKENS
 
@@ -69,7 +70,7 @@ def tokenize(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
     names = {"with_strings": "return_token_strs"}
     if body.messages is not None:
         names["prompt"] = "messages"
-    respond_when_done(ask(io, asked, model.name, exchange), exchange, response_of, names)
+    respond_when_done(ask(io, asked, base_of(model), exchange), exchange, response_of, names)
 
 
 def detokenize(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
@@ -90,7 +91,7 @@ def detokenize(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
 
     asked = new_detokenize(body.tokens, model)
     names = {"token_ids": "tokens"}
-    respond_when_done(ask(io, asked, model.name, exchange), exchange, response_of, names)
+    respond_when_done(ask(io, asked, base_of(model), exchange), exchange, response_of, names)
 
 
 def tokenizer_info(
@@ -102,7 +103,7 @@ def tokenizer_info(
     """
     [name] = parse_qs(request.query).get("model", [None])[-1:]
     model = served_model(io, name)
-    exchange.respond(Response(200, _tokenizer_info(texts.of(model.name))))
+    exchange.respond(Response(200, _tokenizer_info(texts.of(base_of(model)))))
 
 
 @lru_cache(maxsize=16)

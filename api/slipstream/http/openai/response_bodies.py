@@ -200,7 +200,9 @@ class Answer(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """The served model, with OpenAI's fields and Anthropic's. created_at: `created` in RFC 3339."""
+    """The served model, with OpenAI's fields and Anthropic's. created_at: `created` in RFC 3339.
+    Of an adapter, with vLLM's: root, its folder, and parent, the model that it changes.
+    """
 
     id: str
     created: int
@@ -211,6 +213,8 @@ class Model(Struct, frozen=True):
     owned_by: str = "slipstream"
     type: str = "model"
     lifecycle: str = "active"
+    root: str | UnsetType = UNSET
+    parent: str | UnsetType = UNSET
 
 
 class Models(Struct, frozen=True):

@@ -28,6 +28,7 @@ from slipstream.http.openai.request_bodies import (
 )
 from slipstream.request.prompts import Prompt
 from slipstream.request.requests import checked_cache_key, checked_params, new_submits
+from slipstream.request.served_models import base_of
 from slipstream_ipc.messages import (
     AnswerOptions,
     AskedOptions,
@@ -119,6 +120,7 @@ def plan_answer(
     return AnswerPlan(
         id=answer_id,
         model=model.name,
+        base=base_of(model),
         created=int(time.time()),
         states=states,
         shape=shape,

@@ -21,6 +21,7 @@ from slipstream.errors import bad_request, wrong_option
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.children.roles import CORE, WORKER
 from slipstream.stack.log_level import check_log_level
+from slipstream.stack.plan.adapters import lora_options
 from slipstream.stack.plan.child_spec import child_spec
 from slipstream.stack.plan.engine_options import VLLM, check_engine, engine_options, engine_python
 from slipstream.stack.plan.front_plan import front_specs
@@ -167,6 +168,7 @@ def core_config(settings: StackSettings, model: str) -> dict[str, Any]:
         **core_model_options(settings),
         **engine_options(settings),
         "speculative_config": speculative_options(settings),
+        "lora": lora_options(settings, model, _all_names(settings)),
         "kv_cache_gib": _kv_cache_gib(settings),
         "touches_cache": _has_cache_size(settings),
         **(_demo_options(settings) if model == str(MODEL_PATH) else {}),
@@ -271,6 +273,11 @@ def _core_options(settings: StackSettings) -> dict[str, Any]:
 def _model_name(settings: StackSettings) -> str:
     """The model's name, as clients and metrics have it."""
     return next(iter(_served_names(settings)), None) or settings.model or MODEL_NAME
+
+
+def _all_names(settings: StackSettings) -> tuple[str, ...]:
+    """The names that clients may use for the model itself."""
+    return _served_names(settings) or (_model_name(settings),)
 
 
 def _served_names(settings: StackSettings) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ _HEADERS = tuple(
 _SOURCES = tuple(
     map(
         Path(__file__).with_name,
-        ("coded.c", "kernels.c", "mixing.c", "products.c", "program.c", "team.c"),
+        ("adapters.c", "coded.c", "kernels.c", "mixing.c", "products.c", "program.c", "team.c"),
     )
 )
 _FLAGS = ("-fno-math-errno", "-ffp-contract=fast", "-pthread")

@@ -86,6 +86,13 @@ typedef struct {
     float epsilon; /* queries and keys become unit vectors; below 0: they stay */
 } Recur;
 
+/* A low-rank change of a product, of one adapter at one site: y += B (A x). */
+typedef struct {
+    const float *a; /* [rank, k] */
+    const float *b; /* [rank, n], with the adapter's scale */
+    int64_t rank;   /* 0: it does not change this site */
+} Adapted;
+
 /* Stages of a job (team.h): attention has two, storing and attending, and a product has one. */
 Stage slipstream_attend_stage(const Decode *p, int64_t part, int64_t after);
 void slipstream_attend_work(const Decode *p, int64_t part, int64_t first, int64_t last);
@@ -102,6 +109,10 @@ void slipstream_norm_row(const float *in, const float *weight, float *out, int64
 void slipstream_silu_mul_row(const float *g, const float *u, float *out, int64_t dim);
 void slipstream_rotate_token(const float *x, int64_t x_head, const float *c, const float *s,
                              float *y, int64_t heads, int64_t dim, int64_t width);
+
+void slipstream_adapt_row(const Adapted *adapted, const float *x, float *y, int64_t k, int64_t n);
+
+#define ADAPT_COST 16 /* numbers by which a row's change counts, for each of its inputs and outputs */
 
 #define ROW_CHUNK 16384 /* numbers that an operation by row processes in some microseconds */
 

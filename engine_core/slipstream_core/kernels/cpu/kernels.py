@@ -146,9 +146,32 @@ class PackedProduct(ctypes.Structure):
     )
 
 
+class Adapted(ctypes.Structure):
+    """Adapted of kernels.h, which documents the fields."""
+
+    _fields_ = (("a", _Pointer), ("b", _Pointer), ("rank", _Int))
+
+
+class Adapt(ctypes.Structure):
+    """Adapt of adapters.c, which documents the fields."""
+
+    _fields_ = (
+        ("x", _Pointer),
+        ("x_row", _Int),
+        ("y", _Pointer),
+        ("y_row", _Int),
+        ("rows", _Int),
+        ("k", _Int),
+        ("n", _Int),
+        ("adapters", _Pointer),
+        ("adapted", _Pointer),
+        ("apart", _Int),
+    )
+
+
 class Kernels:
-    """The library's functions. `attend`, `convolve` and `recur` take the address of the structure
-    of that name (Decode), `run` an _OperationRun's.
+    """The library's functions. `attend`, `convolve`, `recur` and `adapt` take the address of the
+    structure of that name (Decode), `run` an _OperationRun's.
     """
 
     def __init__(self, path: str) -> None:
@@ -159,6 +182,8 @@ class Kernels:
         self.convolve.argtypes, self.convolve.restype = (_Pointer,), None
         self.recur = releasing.slipstream_recur
         self.recur.argtypes, self.recur.restype = (_Pointer,), None
+        self.adapt = releasing.slipstream_adapt
+        self.adapt.argtypes, self.adapt.restype = (_Pointer,), None
         self.run = releasing.slipstream_run
         self.run.argtypes, self.run.restype = (_Pointer,), ctypes.c_int
         self._set_threads = holding.slipstream_set_threads

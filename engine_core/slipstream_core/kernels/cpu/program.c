@@ -31,7 +31,8 @@ enum {
     COPY,
     CONVOLVE,
     RECUR,
-    SCALE
+    SCALE,
+    ADAPT
 };
 
 enum { ACTIVATES = 1, IS_DELTA = 2, DECAYS_BY_KEY = 4 }; /* flags: convolve; recur */
@@ -50,7 +51,7 @@ typedef struct {
                           * rotate: k of them turn; sum: all of a row */
     int64_t heads, kv_heads, key_dim, value_dim; /* heads: norm, rotate, copy, scale,
                                                   * attend, recur */
-    int64_t layer, window; /* layer: of the cache; convolve, recur: number of the state */
+    int64_t layer, window; /* layer: of the cache; convolve, recur: number of the state; adapt: site */
     int64_t step, flags;   /* step: floats from one of a's heads to the next: norm, copy */
     int64_t format;        /* product: of its weight */
     float number, softcap; /* norm: epsilon; attend, recur: scale; softcap of recur: epsilon */
@@ -71,6 +72,9 @@ typedef struct {
     const int64_t *state_sizes;
     int64_t *begun; /* [count + 1] or NULL: when each operation began, in ns, then the end; of those
                      * that are fused, the first */
+    const int32_t *adapters; /* [rows], -1: none; NULL: no row has one */
+    const Adapted *adapted;  /* [adapters, sites] */
+    int64_t sites;
 } Run;
 
 #define AT(part) (r->buffers[o->part.buffer] + o->part.at)
@@ -156,6 +160,11 @@ static void of_row(const Run *r, const Operation *o, int64_t t) {
         for (int64_t h = 0; h < o->heads; h++)
             memcpy(out + h * o->n, a + h * o->step, sizeof(float) * o->n);
         break;
+    case ADAPT: /* in place */
+        if (r->adapters && r->adapters[t] >= 0)
+            slipstream_adapt_row(r->adapted + r->adapters[t] * r->sites + o->layer, a, out, o->k,
+                                 o->n);
+        break;
     case SILU_MUL:
         slipstream_silu_mul_row(a, AT(b) + t * ROW(b), out, o->n);
         break;
@@ -199,7 +208,11 @@ static Stage stage(const void *of, int64_t index) {
     }
     if (o->kind == SUM) return (Stage){1, 1, index + 2, 1};
     int64_t end = chain_end(r, at), numbers = 0;
-    for (; o < r->operations + end; o++) numbers += o->n * (o->heads ? o->heads : 1);
+    for (; o < r->operations + end; o++)
+        if (o->kind == ADAPT)
+            numbers += r->adapters ? ADAPT_COST * (o->k + o->n) : 0;
+        else
+            numbers += o->n * (o->heads ? o->heads : 1);
     return (Stage){r->rows, slipstream_row_chunk(numbers), 2 * end};
 }
 

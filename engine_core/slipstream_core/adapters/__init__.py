@@ -1,0 +1,1 @@
+"""Adapters (LoRA): low-rank changes of a model's linear layers, each request's its own."""

@@ -1,0 +1,258 @@
+"""Rows with adapters say what the model says into which the adapter is merged, beside rows of other
+adapters and of the base, and the same bits alone and among them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.helpers.loras import ALL_LINEAR, Lora, load, save_lora, save_merged
+from tests.helpers.told_drafts import ToldDrafts
+
+from slipstream_core.config import LoraConfig
+from slipstream_core.load_error import ModelLoadError
+from slipstream_core.model.loader import load_model
+from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
+from slipstream_core.weights.coded_parameter import coded_parameters, dequantise_parameters
+from slipstream_lab.common.bare_loop import Driven, LoopRequest, drive
+from slipstream_lab.models import tiny_models
+
+LORAS = (
+    Lora(ALL_LINEAR, 8, 16, seed=1),
+    Lora(("q_proj", "v_proj"), 16, 32, seed=2),
+    Lora(("o_proj", "down_proj"), 3, 8, seed=3, options={"use_rslora": True}),
+    Lora(ALL_LINEAR, 6, 6, seed=4, ranks={"up_proj": 5}, alphas={"layers.1.self_attn.q_proj": 40}),
+)
+PLACES = (-1, 0, 1, 2, 3)
+NUM_TOKENS = 24
+BUDGETS = (7, 512)  # tokens per step: in chunks, and whole
+QUICK = {"Llama", "Qwen3"}
+OTHERS = {"Llama, tied embeddings", "Qwen2", "OLMo 2", "Granite", "Mistral, sliding window"}
+
+
+def named(names: set[str]) -> list[Any]:
+    every = (*tiny_models.ARCHITECTURES, *tiny_models.WITHIN_LIMITS, *tiny_models.HYBRIDS)
+    marks = [pytest.mark.long]
+    return [
+        pytest.param(each, id=each.name, marks=[] if each.name in QUICK else marks)
+        for each in every
+        if each.name in names
+    ]
+
+
+def open_runner(folder: Path, loras: dict[str, Path] | None = None, **options: Any) -> TorchRunner:
+    torch.set_num_threads(1)
+    lora = None
+    if loras is not None:
+        modules = tuple((name, str(path)) for name, path in loras.items())
+        lora = LoraConfig(modules=modules, max_rank=16, max_loras=8)
+    return TorchRunner(
+        load_model(str(folder), device="cpu", dtype=options.pop("dtype", "float32"), **options),
+        num_blocks=400,
+        block_size=tiny_models.BLOCK_SIZE,
+        max_num_seqs=16,
+        kernel_config=KernelConfig(threads=2),
+        lora=lora,
+    )
+
+
+def requests_of(places: tuple[int, ...] = PLACES, **sampling: Any) -> list[LoopRequest]:
+    return [
+        LoopRequest(
+            np.array(prompt, np.uint32), NUM_TOKENS, num_logprobs=0, adapter=place, **sampling
+        )
+        for prompt in tiny_models.prompts()[:3]
+        for place in places
+    ]
+
+
+def said(driven: Driven) -> list[tuple[list[int], list[float]]]:
+    return [(each.token_ids, each.logprobs) for each in driven.outputs]
+
+
+def expected_of(folder: Path, **sampling: Any) -> list[tuple[list[int], list[float]]]:
+    """Of each prompt, what the model in `folder` says."""
+    runner = open_runner(folder)
+    try:
+        return said(drive(runner, requests_of((-1,), **sampling), budget=512))
+    finally:
+        runner.close()
+
+
+def assert_close(given: list[Any], expected: list[Any]) -> None:
+    for (tokens, logprobs), (its, their) in zip(given, expected, strict=True):
+        assert tokens == its
+        np.testing.assert_allclose(logprobs, their, atol=3e-5)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Makes a model, its adapters, and the models that these are merged into."""
+
+    def save(architecture: Any, loras: tuple[Lora, ...] = LORAS) -> tuple[Path, list[Path], Any]:
+        folder = tmp_path_factory.mktemp("loras")
+        base = folder / "base"
+        tiny_models.save(architecture, base)
+        paths = [save_lora(each, base, folder / f"lora{at}") for at, each in enumerate(loras)]
+        merged = [save_merged(each, base, folder / f"merged{at}") for at, each in enumerate(loras)]
+        return base, paths, merged
+
+    return save
+
+
+@pytest.mark.parametrize("architecture", named(QUICK | OTHERS))
+def test_equals_merged_models_in_mixed_batches(architecture: Any, saved: Any) -> None:
+    base, paths, merged = saved(architecture)
+    for sampling in ({}, {"temperature": 0.8, "seed": 5}):
+        by_place = [expected_of(folder, **sampling) for folder in (base, *merged)]
+        expected = [by_place[at][prompt] for prompt in range(3) for at in range(len(PLACES))]
+        runner = open_runner(base, {f"a{at}": path for at, path in enumerate(paths)})
+        try:
+            for budget in BUDGETS:
+                assert_close(said(drive(runner, requests_of(**sampling), budget=budget)), expected)
+            # preempted: recomputed from the prompt and its outputs
+            tight = drive(runner, requests_of(**sampling), budget=64, num_blocks=60)
+            assert tight.num_preemptions
+            assert_close(said(tight), expected)
+        finally:
+            runner.close()
+
+
+@pytest.mark.parametrize("architecture", named({"Llama"}))
+def test_a_rows_bits_are_its_own(architecture: Any, saved: Any) -> None:
+    base, paths, _ = saved(architecture)
+    runner = open_runner(base, {f"a{at}": path for at, path in enumerate(paths)})
+    plain = open_runner(base)
+    try:
+        together = said(drive(runner, requests_of(), budget=512))
+        for at, request in enumerate(requests_of()):
+            (alone,) = said(drive(runner, [request], budget=512))
+            assert alone == together[at]
+        assert said(drive(plain, requests_of((-1,)), budget=512)) == together[:: len(PLACES)]
+    finally:
+        runner.close()
+        plain.close()
+
+
+@pytest.mark.parametrize("architecture", named({"Llama"}))
+def test_drafts_change_nothing(architecture: Any, saved: Any) -> None:
+    base, paths, _ = saved(architecture)
+    runner = open_runner(base, {f"a{at}": path for at, path in enumerate(paths)})
+    try:
+        assert runner.info.takes_drafts
+        requests = [  # by their prompts the drafter knows the texts
+            LoopRequest(
+                np.array(prompt, np.uint32), NUM_TOKENS, 0.7, seed=9, num_logprobs=0, adapter=place
+            )
+            for prompt, place in zip(tiny_models.prompts(), PLACES, strict=True)
+        ]
+        plain = drive(runner, requests, budget=512)
+        texts = [
+            [*prompt, *output.token_ids]
+            for prompt, output in zip(tiny_models.prompts(), plain.outputs, strict=True)
+        ]
+        drafted = drive(
+            runner, requests, budget=512, drafter=ToldDrafts(texts, runner.info.vocab_size, 4)
+        )
+        assert any(step.num_accepted for step in drafted.steps)
+        assert said(drafted) == said(plain)
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("is_salted", [True, False])
+def test_adapters_share_no_cached_blocks(
+    is_salted: bool, saved: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without their own roots, rows go on from what other adapters have computed."""
+    (architecture,) = [each for each in tiny_models.ARCHITECTURES if each.name == "Llama"]
+    base, paths, merged = saved(architecture)
+    by_place = [expected_of(folder) for folder in (base, *merged)]
+    expected = [by_place[at][prompt] for prompt in range(3) for at in range(len(PLACES))]
+    runner = open_runner(base, {f"a{at}": path for at, path in enumerate(paths)})
+    if not is_salted:
+        from slipstream_lab.common import bare_loop
+
+        made = bare_loop.NewRequest
+        monkeypatch.setattr(
+            bare_loop, "NewRequest", lambda **given: made(**given | {"prefix_root": b""})
+        )
+    try:
+        # one after another, so that each finds what those before it have left
+        driven = drive(runner, requests_of() * 2, budget=40, is_cached=True)
+        assert driven.num_cached
+        num_wrong = sum(
+            given[0] != wanted[0] for given, wanted in zip(said(driven), expected * 2, strict=True)
+        )
+        assert (num_wrong == 0) == is_salted
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("architecture", named({"Llama, tied embeddings"}))
+def test_of_a_tied_head_the_head_alone_is_changed(architecture: Any, saved: Any) -> None:
+    loras = (Lora(("lm_head",), 4, 8, seed=1), Lora(("lm_head", "q_proj"), 8, 8, seed=2))
+    base, paths, merged = saved(architecture, loras)
+    by_place = [expected_of(folder) for folder in (base, *merged)]
+    expected = [by_place[at][prompt] for prompt in range(3) for at in range(3)]
+    runner = open_runner(base, {f"a{at}": path for at, path in enumerate(paths)})
+    try:
+        for budget in BUDGETS:
+            assert_close(said(drive(runner, requests_of((-1, 0, 1)), budget=budget)), expected)
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("quantization", [None, "q8_0"])
+def test_coded_bases_are_changed_in_float32(
+    quantization: str | None, saved: Any, tmp_path: Path
+) -> None:
+    (architecture,) = [each for each in tiny_models.ARCHITECTURES if each.name == "Qwen3"]
+    base, paths, _ = saved(architecture, LORAS[:2])
+    narrow, wide = tmp_path / "narrow", tmp_path / "wide"
+    load(base).to(torch.bfloat16).save_pretrained(narrow)
+    coded = load_model(str(narrow), device="cpu", dtype="float32", quantization=quantization)
+    assert list(coded_parameters(coded.module))
+    dequantise_parameters(coded.module)
+    dense = load(base)
+    dense.load_state_dict(coded.module.state_dict())
+    dense.save_pretrained(wide)
+    merged = [
+        save_merged(each, wide, tmp_path / f"merged{at}") for at, each in enumerate(LORAS[:2])
+    ]
+    by_place = [expected_of(folder) for folder in (wide, *merged)]
+    expected = [by_place[at][prompt] for prompt in range(3) for at in range(3)]
+    loras = {f"a{at}": path for at, path in enumerate(paths)}
+    runner = open_runner(narrow, loras, quantization=quantization)
+    try:
+        for budget in BUDGETS:
+            assert_close(said(drive(runner, requests_of((-1, 0, 1)), budget=budget)), expected)
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "DeepSeek V3 (MLA)"])
+def test_layers_that_are_no_products_of_their_own_are_refused(name: str, tmp_path: Path) -> None:
+    (architecture,) = [each for each in tiny_models.ARCHITECTURES if each.name == name]
+    tiny_models.save(architecture, tmp_path / "base")
+    names = ("kv_b_proj",) if "MLA" in name else ("q_proj",)
+    lora = save_lora(Lora(names), tmp_path / "base", tmp_path / "lora")
+    with pytest.raises(ModelLoadError) as caught:
+        open_runner(tmp_path / "base", {"a": lora})
+    allowed = ("whose forward pass can be traced", "does not use it as a product of its own")
+    assert any(each in str(caught.value) for each in allowed)
+    assert str(caught.value).startswith("cannot load the model ")
+
+
+def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
+    (architecture,) = [each for each in tiny_models.ARCHITECTURES if each.name == "Llama"]
+    tiny_models.save(architecture, tmp_path / "base")
+    lora = save_lora(Lora(rank=17), tmp_path / "base", tmp_path / "lora")
+    with pytest.raises(ModelLoadError, match=r"the adapter 'sql': rank 17 at .*, allowed: 16"):
+        open_runner(tmp_path / "base", {"sql": lora})
+    with pytest.raises(ModelLoadError, match="enable_lora: adapters need a model that is computed"):
+        open_runner(tmp_path / "base", {"sql": lora}, dtype="bfloat16")
