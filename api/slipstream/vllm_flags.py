@@ -202,8 +202,8 @@ _FORMERLY_WITHOUT: dict[str, str] = {
 _DEVICES = "of several devices only --tensor-parallel-size is supported yet"
 _REPLICAS = "--replicas runs whole servers side by side"
 _QUANTISED = (
-    "a checkpoint says how its weights are quantised: FP8, MXFP4 and compressed-tensors are "
-    "dequantised when it is loaded, others are not supported"
+    "a checkpoint says how its weights are quantised: FP8, compressed-tensors, AWQ, GPTQ, "
+    "bitsandbytes' 4 bits, ModelOpt's FP8 and MXFP4 are served, others refused"
 )
 _SPECULATIVE = "--speculative-config says how tokens are drafted: ngram is supported"
 _POOLING = "only text is generated"

@@ -98,7 +98,18 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = "auto"
     quantization: Annotated[
         Literal[
-            "int8_per_channel_weight_only", "q4_0", "q8_0", "compressed-tensors", "fp8", "mxfp4"
+            "fp8_per_block",
+            "fp8_per_channel",
+            "int8_per_channel_weight_only",
+            "q4_0",
+            "q8_0",
+            "awq",
+            "bitsandbytes",
+            "compressed-tensors",
+            "fp8",
+            "gptq",
+            "modelopt",
+            "mxfp4",
         ]
         | None,
         _about(
@@ -750,7 +761,18 @@ class StackOptions(TypedDict, total=False):
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     quantization: (
         Literal[
-            "int8_per_channel_weight_only", "q4_0", "q8_0", "compressed-tensors", "fp8", "mxfp4"
+            "fp8_per_block",
+            "fp8_per_channel",
+            "int8_per_channel_weight_only",
+            "q4_0",
+            "q8_0",
+            "awq",
+            "bitsandbytes",
+            "compressed-tensors",
+            "fp8",
+            "gptq",
+            "modelopt",
+            "mxfp4",
         ]
         | None
     )

@@ -21,7 +21,7 @@ from slipstream_core.weights.coded_matrix import of_tensor
 from slipstream_core.weights.coded_parameter import CodedParameter, replace_parameters
 from slipstream_core.weights.formats import BFLOAT16, FLOAT16, Format
 from slipstream_core.weights.mapped_memory import release
-from slipstream_core.weights.online import ONLINE, quantised
+from slipstream_core.weights.online import ONLINE, WITHOUT_ENDS, quantised
 
 logger = logging.getLogger(__name__)
 
@@ -124,11 +124,10 @@ def _ends(module: PreTrainedModel) -> set[int]:
 
 
 def _is_for(form: Format, weight: nn.Parameter, ends: set[int]) -> bool:
-    """True if a format is for this matrix: whole groups, and with a scale for each channel none of
-    the ends, as vLLM has it.
-    """
-    return _has_whole_groups(form, weight) if form.group else id(weight) not in ends
+    """True if a format is for this matrix: whole groups, or none of the ends."""
+    return id(weight) not in ends if form in WITHOUT_ENDS else _has_whole_groups(form, weight)
 
 
 def _has_whole_groups(form: Format, weight: torch.Tensor) -> bool:
-    return not form.group or not weight.shape[1] % form.group
+    is_cut = not form.group or form.values != "integer"
+    return is_cut or not weight.shape[1] % form.group

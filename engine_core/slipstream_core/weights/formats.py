@@ -257,6 +257,8 @@ def _wide(numbers: NDArray[Any], number: Number) -> Float32s:
 BFLOAT16 = Format("bfloat16", 16, "bfloat16")
 FLOAT16 = Format("float16", 16, "float16")
 INT8_PER_CHANNEL = Format("int8_per_channel", 8, scale="float32")
+FP8_PER_CHANNEL = Format("fp8_per_channel", 8, "float8_e4m3", scale="float32")
+FP8_PER_BLOCK = Format("fp8_per_block", 8, "float8_e4m3", group=128, scale="float32")
 
 # GGUF's, by its names: https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h
 _FOUR_BIT_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

@@ -9,25 +9,43 @@ import torch
 from numpy.typing import NDArray
 
 from slipstream_core.weights.coded_matrix import CodedMatrix, Rows
-from slipstream_core.weights.formats import INT8_PER_CHANNEL, Q4_0, Q8_0, Codes, Float32s, Format
+from slipstream_core.weights.formats import (
+    FP8_PER_BLOCK,
+    FP8_PER_CHANNEL,
+    INT8_PER_CHANNEL,
+    Q4_0,
+    Q8_0,
+    Codes,
+    Float32s,
+    Format,
+)
 
 ONLINE: dict[str, Format] = {
+    "fp8_per_block": FP8_PER_BLOCK,
+    "fp8_per_channel": FP8_PER_CHANNEL,
     "int8_per_channel_weight_only": INT8_PER_CHANNEL,
     "q4_0": Q4_0,
     "q8_0": Q8_0,
 }
 """Formats by the names that users give."""
 
+WITHOUT_ENDS = frozenset((FP8_PER_BLOCK, FP8_PER_CHANNEL, INT8_PER_CHANNEL))
+"""Those that leave embeddings and heads as they are, as vLLM has it."""
+
 _PART_ELEMENTS = 1 << 20
+_LARGEST_E4M3 = 448
+_BLOCK_ROWS = 128  # of FP8's blocks
 
 
 def quantised(weight: torch.Tensor, form: Format) -> CodedMatrix:
     """The codes of a matrix [N, K] of floating point numbers, in memory of their own.
 
     Raises ValueError for a number that is not finite, or does not fit into the format's scales, and
-    where K is no multiple of the format's groups.
+    where K is no multiple of groups of integers; FP8's last blocks may be cut off.
     """
     num_outputs, num_inputs = weight.shape
+    if form.values == "float8_e4m3":
+        return _float8(weight, form)
     if form.group and num_inputs % form.group:
         raise ValueError(f"{form.name}: {num_inputs} inputs are no whole groups of {form.group}")
     is_nibble = form.bits == 4
@@ -54,6 +72,34 @@ def quantised(weight: torch.Tensor, form: Format) -> CodedMatrix:
         else:
             part = part.view(np.int8)
         return Codes(part, scales=given[rows])
+
+    return CodedMatrix(form, num_outputs, num_inputs, read)
+
+
+def _float8(weight: torch.Tensor, form: Format) -> CodedMatrix:
+    """Numbers of 8 bits, to the nearest even; the largest of each row or block becomes 448."""
+    num_outputs, num_inputs = weight.shape
+    height = _BLOCK_ROWS if form.group else 1
+    starts = np.arange(0, num_inputs, form.group or num_inputs)
+    widths = np.diff(starts, append=num_inputs)
+    codes = np.empty((num_outputs, num_inputs), np.uint8)
+    scales = np.empty((-(-num_outputs // height), len(starts)), np.float32)
+    for index in range(len(scales)):
+        rows = slice(index * height, (index + 1) * height)
+        part = weight[rows].detach().float().numpy()
+        if not np.isfinite(part).all():
+            raise ValueError(f"{form.name}: a weight is not a finite number")
+        largest = np.maximum.reduceat(np.abs(part).max(axis=0), starts)
+        scales[index] = largest / np.float32(_LARGEST_E4M3)
+        spread = np.repeat(scales[index], widths)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            scaled = np.where(spread == 0, np.float32(0), part / spread)
+        bounded = torch.from_numpy(np.clip(scaled, -_LARGEST_E4M3, _LARGEST_E4M3))
+        codes[rows] = bounded.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    def read(rows: Rows) -> Codes:
+        ids = np.arange(*rows.indices(num_outputs)) if isinstance(rows, slice) else rows
+        return Codes(codes[rows], scales=scales[ids // height])
 
     return CodedMatrix(form, num_outputs, num_inputs, read)
 

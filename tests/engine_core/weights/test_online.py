@@ -11,7 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_core.weights.formats import INT8_PER_CHANNEL, Q4_0, Q8_0, Format
+from slipstream_core.weights.formats import (
+    FP8_PER_BLOCK,
+    FP8_PER_CHANNEL,
+    INT8_PER_CHANNEL,
+    Q4_0,
+    Q8_0,
+    Format,
+)
 from slipstream_core.weights.online import ONLINE, quantised
 
 F = np.float32
@@ -63,13 +70,48 @@ def test_weights_are_those_of_the_reference(
     assert torch.equal(quantised(weight, form).dequantised(), expected)
 
 
+_E4M3 = sorted(
+    {
+        (-1) ** sign * (2.0 ** (exponent - 7) * (1 + mantissa / 8) if exponent else mantissa / 512)
+        for sign in (0, 1)
+        for exponent in range(16)
+        for mantissa in range(8)
+        if (exponent, mantissa) != (15, 7)
+    }
+)
+
+
+def _nearest_e4m3(x: float) -> float:
+    """Of the numbers of 8 bits the nearest, of two the one whose mantissa is even."""
+    steps = {each: place for place, each in enumerate(e for e in _E4M3 if e >= 0)}
+    return min(_E4M3, key=lambda each: (abs(each - x), steps[abs(each)] % 2))
+
+
+@given(st.integers(1, 140), st.integers(1, 140), st.integers(0, 1000), st.data())
+@settings(max_examples=40)
+def test_numbers_of_8_bits_are_the_nearest(
+    num_outputs: int, num_inputs: int, seed: int, data: st.DataObject
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(num_outputs, num_inputs, generator=generator)
+    row = data.draw(st.integers(0, num_outputs - 1))
+    column = data.draw(st.integers(0, num_inputs - 1))
+    for form, height, width in ((FP8_PER_CHANNEL, 1, num_inputs), (FP8_PER_BLOCK, 128, 128)):
+        first, start = row // height * height, column // width * width
+        block = weight[first : first + height, start : start + width]
+        scale = F(block.abs().max().item()) / F(448)
+        expected = F(_nearest_e4m3(float(F(weight[row, column].item()) / scale))) * scale
+        found = quantised(weight, form).dequantised()
+        assert found[row, column].item() == float(expected)
+
+
 @pytest.mark.parametrize("name", ONLINE)
 def test_quantising_again_changes_nothing(name: str) -> None:
     form = ONLINE[name]
     once = quantised(torch.randn(40, 96), form).dequantised()
     again = quantised(once, form).dequantised()
     torch.testing.assert_close(again, once, rtol=1e-3, atol=0)
-    if form.group:
+    if form.group == 32:
         assert torch.equal(again, once)
 
 
@@ -94,4 +136,5 @@ def test_what_does_not_fit_is_refused() -> None:
         quantised(torch.full((1, 32), 1e9), Q8_0)
     with pytest.raises(ValueError, match="40 inputs are no whole groups of 32"):
         quantised(torch.ones(1, 40), Q4_0)
-    assert not quantised(torch.zeros(3, 32), Q4_0).dequantised().any()
+    for form in ONLINE.values():
+        assert not quantised(torch.zeros(3, 32), form).dequantised().any()

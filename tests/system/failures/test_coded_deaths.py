@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.helpers.quantised_models import KINDS, write_checkpoint
 
 from slipstream_core.model.loader import load_model
 from slipstream_core.weights.coded_parameter import coded_parameters, dequantise_parameters
 
 PROMPTS = [[5 + 7 * row + 3 * at for at in range(4 + 9 * row)] for row in range(4)]
 NUM_OUTPUTS = 30
+CHECKPOINTS = {"gptq": "gptq", "compressed-tensors": "ct w4a16 with zeros"}
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,7 @@ def dequantised(narrow: Path, folder: Path, quantization: str | None) -> Path:
     assert list(coded_parameters(model.module))
     dequantise_parameters(model.module)
     config = transformers.AutoConfig.from_pretrained(narrow)
+    config.__dict__.pop("quantization_config", None)
     wide: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     wide.load_state_dict(model.module.state_dict())
     wide.save_pretrained(folder)
@@ -61,11 +64,14 @@ def are_over(streams: list[Any]) -> bool:
     return all(it.is_over for it in streams)
 
 
-@pytest.mark.parametrize("quantization", [None, "q8_0"])
+@pytest.mark.parametrize("quantization", [None, "q8_0", "gptq", "compressed-tensors"])
 def test_streams_of_coded_matrices_survive_core_and_worker(
     make_stack: Any, narrow: Path, tmp_path: Path, quantization: str | None
 ) -> None:
     torch.set_num_threads(1)
+    if quantization in CHECKPOINTS:
+        narrow = tmp_path / "narrow"
+        write_checkpoint(narrow, *KINDS[CHECKPOINTS[quantization]])
     wide = dequantised(narrow, tmp_path / "wide", quantization)
     outputs = []
     for model, own, kills in (
