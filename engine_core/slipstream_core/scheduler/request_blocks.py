@@ -294,10 +294,10 @@ class RequestBlocks:
         """
         loads, saves, fronts = self._loads, self._saves, self._front_saves
         requests, alternation = self._requests, None
-        front_places = [self.twins.place(row, int(requests.slot[row])) for row, _ in fronts]
+        front_places = [self.twins.place(int(requests.slot[row])) for row, _ in fronts]
         if self._has_snapshots and watched is not None and (len(self.twins) or watched.any()):
             most = len(self.twins) + max(0, self._most_held - len(self._answers))
-            alternation = self.twins.alternate(step, rows, requests.slot[rows], watched, most=most)
+            alternation = self.twins.alternate(step, requests.slot[rows], watched, most=most)
         if not loads and not saves and not fronts and alternation is None:
             return None
         self._loads, self._saves, self._front_saves = [], [], []
@@ -322,8 +322,8 @@ class RequestBlocks:
             self._register_sampled(rows)
             for row in rows.tolist() if self._answers else ():
                 self._answers.pop(row, None)
-            for row in rows.tolist() if len(self.twins) else ():
-                self.twins.release(row)
+            for slot in self._requests.slot[rows].tolist() if len(self.twins) else ():
+                self.twins.release(slot)
         blocks = self._slots.release(self._requests.slot[rows])
         self._pool.release(blocks[::-1])  # the first blocks are reused last: they are shared most
         self._requests.slot[rows] = NO_SLOT

@@ -559,7 +559,8 @@ class Scheduler:
     def _take_back(self, row: int) -> None:
         """A running row's state has run ahead, by a step in flight that is dropped."""
         ahead = [each.step for each in self._in_flight if row in each.rows.array]
-        if len(ahead) != 1 or not self._blocks.twins.take_back(row, ahead[0]):
+        slot = int(self._requests.slot[row])
+        if len(ahead) != 1 or not self._blocks.twins.take_back(slot, ahead[0]):
             self._running_set.preempt(row)
 
     def _reserve_logprobs(self) -> None:

@@ -15,8 +15,6 @@ nothing has written since.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -26,85 +24,78 @@ from slipstream_core.step.plan import Alternation
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-
-@dataclass(slots=True)
-class _Twin:
-    """A row's second place. step: the one that has last read from the other place, until it is
-    taken back.
-    """
-
-    snapshot: int
-    holds_state: bool = False  # else the row's slot does
-    step: int | None = None
+_NONE = -1
 
 
 class StateTwins:
-    """The second places of running rows."""
+    """The second places of running rows, by the slots of these."""
 
     def __init__(self, snapshots: Snapshots, num_slots: int) -> None:
         self._snapshots = snapshots
-        self._num_slots = num_slots
-        self._of: dict[int, _Twin] = {}  # by row
+        self._num = 0
+        self._place = np.full(num_slots, _NONE, np.int64)
+        self._holds_state = np.zeros(num_slots, np.bool_)  # else the slot itself does
+        # the last step that read from one place and wrote to the other, unless it was taken back
+        self._step = np.full(num_slots, _NONE, np.int64)
 
     def __len__(self) -> int:
-        return len(self._of)
+        return self._num
 
     @property
     def snapshots(self) -> list[int]:
         """The snapshots that are second places."""
-        return [each.snapshot for each in self._of.values()]
+        places: list[int] = self._place[self._place != _NONE].tolist()
+        return [place - len(self._place) for place in places]
 
-    def place(self, row: int, slot: int) -> int:
-        """The place of a row's state: its slot, or the number of slots and its snapshot's."""
-        twin = self._of.get(row)
-        return self._num_slots + twin.snapshot if twin is not None and twin.holds_state else slot
+    def place(self, slot: int) -> int:
+        """The place of a slot's state: the slot, or the number of slots and its snapshot's."""
+        return int(self._place[slot]) if self._holds_state[slot] else slot
 
     def alternate(
-        self, step: int, rows: Int64s, slots: Int64s, watched: Bools, *, most: int
+        self, step: int, slots: Int64s, watched: Bools, *, most: int
     ) -> Alternation | None:
-        """Return where the planned `step` of these rows [R] reads and writes the states of those
-        that alternate; None if none does. most: second places, at most.
+        """Return where the planned `step` of the rows in these slots [R] reads and writes the
+        states of those that alternate; None if none does. most: second places, at most.
         """
-        given = watched.copy()
-        if self._of:
-            given |= np.isin(rows, np.fromiter(self._of, np.int64, len(self._of)))
-        found, reads, writes = [], [], []
-        for at in np.flatnonzero(given).tolist():
-            row, slot = int(rows[at]), int(slots[at])
-            twin = self._of.get(row)
-            if twin is None:
-                snapshot = self._snapshots.take() if len(self._of) < most else None
-                if snapshot is None:
-                    continue
-                twin = self._of[row] = _Twin(snapshot)
-            elif not watched[at] and not twin.holds_state:
-                self.release(row)
-                continue
-            places = slot, self._num_slots + twin.snapshot
-            if twin.holds_state:
-                places = places[::-1]
-            found.append(at)
-            reads.append(places[0])
-            writes.append(places[1])
-            twin.holds_state, twin.step = not twin.holds_state, step
-            if not watched[at]:
-                self.release(row)  # its state is in its slot behind this step
-        if not found:
-            return None
-        return Alternation(*(np.array(each, np.int64) for each in (found, reads, writes)))
+        if self._num < most:
+            self._give_places(slots[watched & (self._place[slots] == _NONE)], most)
+        has_place, holds_state = self._place[slots] != _NONE, self._holds_state[slots]
+        ends = has_place & ~watched
+        alternates = np.flatnonzero(has_place & (watched | holds_state))
+        found = None
+        if len(alternates):
+            own = slots[alternates]
+            there, is_there = self._place[own], self._holds_state[own]
+            reads, writes = np.where(is_there, (there, own), (own, there)).astype(np.int64)
+            found = Alternation(alternates, reads, writes)
+            self._holds_state[own] = ~is_there
+            self._step[own] = step
+        for slot in slots[ends].tolist() if ends.any() else ():
+            self.release(slot)  # its state is in its slot, at least behind this step
+        return found
 
-    def take_back(self, row: int, step: int) -> bool:
-        """Take back a launched step, the only one of this row that is in flight; False if the
-        state in front of it is not there.
+    def _give_places(self, slots: Int64s, most: int) -> None:
+        for slot in slots[: most - self._num].tolist():
+            snapshot = self._snapshots.take()
+            if snapshot is None:
+                return
+            self._place[slot] = len(self._place) + snapshot
+            self._num += 1
+
+    def take_back(self, slot: int, step: int) -> bool:
+        """Take back a launched step, the only one of this slot's row that is in flight; False if
+        the state in front of it is not there.
         """
-        twin = self._of.get(row)
-        if twin is None or twin.step != step:
+        if self._place[slot] == _NONE or self._step[slot] != step:
             return False
-        twin.holds_state, twin.step = not twin.holds_state, None
+        self._holds_state[slot] = not self._holds_state[slot]
+        self._step[slot] = _NONE
         return True
 
-    def release(self, row: int) -> None:
-        """The row needs its second place no more, if it has one."""
-        twin = self._of.pop(row, None)
-        if twin is not None:
-            self._snapshots.give_back(twin.snapshot)
+    def release(self, slot: int) -> None:
+        """The slot's row needs its second place no more, if it has one."""
+        if self._place[slot] != _NONE:
+            self._snapshots.give_back(int(self._place[slot]) - len(self._place))
+            self._place[slot] = self._step[slot] = _NONE
+            self._holds_state[slot] = False
+            self._num -= 1
