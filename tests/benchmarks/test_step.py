@@ -11,8 +11,8 @@ import pytest
 from slipstream.cli.main import main
 from slipstream.demo_model import MODEL_PATH
 from slipstream_core.runner import torch_runner
+from slipstream_lab.common.core_parts import DEVICE, PARTS, CoreParts
 from slipstream_lab.step import model_parts
-from slipstream_lab.step.core_parts import DEVICE, PARTS, CoreParts
 
 
 @pytest.mark.parametrize(("batch", "enable_prefix_caching"), [(3, True), (3, False), (1024, True)])

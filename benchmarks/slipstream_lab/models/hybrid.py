@@ -3,8 +3,10 @@ parameters, and beside transformers.
 
 Both have random weights of about 150 M parameters and run on the CPU in float32, Qwen3.5's layers
 (three gated delta nets, then attention) and Qwen3's. A round measures each once; ratios are of
-medians over rounds. The second turn of a conversation with the hybrid is measured once
-(`second_turn`). A line a goal says what was to be reached.
+medians over rounds. A row for each part of a decode step says where its time goes. The second turn
+of a conversation with the hybrid is measured once (`second_turn`). The host's work of a step is
+that of the core's own parts over a simulated device, with marks in the answers. A line a goal says
+what was to be reached.
 """
 
 from __future__ import annotations
@@ -29,14 +31,19 @@ from slipstream_core.config import CoreConfig
 from slipstream_core.runner import torch_factory
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.step.plan import StepPlan, blank_plan
+from slipstream_lab.common.core_parts import PARTS, CoreParts
 from slipstream_lab.common.goals import Goal
 from slipstream_lab.models.model_steps import decode_step, timed
+from slipstream_lab.models.operation_times import decode_parts
 from slipstream_lab.models.second_turn import MESSAGE_LEN, measure_second_turn
 
 _BATCHES = (1, 64)
 _CONTEXT = 64  # tokens in front of a decode step
 _LEAST = {"decode 1": 0.95, "decode 64": 0.9, "prefill": 0.7, "transformers, decode 1": 2.5}
 _FOUND, _SOONER = 0.9, 10.0
+_HOST = 1.05  # times the dense model's time
+_HOST_SNAPSHOTS = 128  # half of which may be of answers that go on
+_HOST_STEPS = 256  # each row has a mark in 64
 _COMMON: dict[str, Any] = {
     "vocab_size": 32_000,
     "hidden_size": 768,
@@ -75,6 +82,11 @@ _OPTIONS = (
     ),
     Option("threads", integer(1), "threads that compute the models"),
     Option("layers", integer(4), "of both models, a multiple of 4", 12),
+    Option(
+        "rows",
+        integer(2),
+        "requests whose host's work is measured; default: 1024, with --quick 64",
+    ),
 )
 
 
@@ -101,6 +113,11 @@ def bench_hybrid(arguments: argparse.Namespace) -> int:
             rounds=arguments.runs,
         )
         turn_goals = _second_turn(Path(folder) / "hybrid", conversation, values["threads"], seconds)
+    num_rows = arguments.rows or (64 if arguments.quick else 1024)
+    for _ in range(1 if arguments.quick else 3):
+        for name, snapshots in (("dense", None), ("hybrid", _HOST_SNAPSHOTS)):
+            part = name, f"host, decode {num_rows}"
+            seconds.setdefault(part, []).append(_host_s(num_rows, snapshots))
     rows: list[Row] = [
         {"model": model, "part": part, "ms": 1e3 * statistics.median(each), "runs": len(each)}
         for (model, part), each in seconds.items()
@@ -120,7 +137,30 @@ def goals(rows: list[Row]) -> list[Goal]:
         other = ms[model or "dense", part]
         of = "transformers'" if model else "the dense model's"
         found.append(Goal(f"{part}, times {of} speed", other / ms["hybrid", part], least))
+    hosts = [ms[key] for key in sorted(ms) if str(key[1]).startswith("host")]
+    if hosts:
+        dense, hybrid = hosts
+        name = "host's work of a step, times the dense model's"
+        found.append(Goal(name, hybrid / dense, _HOST, is_most=True))
     return found
+
+
+def _host_s(num_rows: int, num_snapshots: int | None) -> float:
+    """CPU seconds of a core's loop for a decode step, the mean; without the device."""
+    parts = CoreParts(
+        num_rows,
+        prompt_len=128,
+        steps=_HOST_STEPS,
+        enable_prefix_caching=True,
+        num_snapshots=num_snapshots,
+    )
+    try:
+        for _ in range(_HOST_STEPS):
+            parts.step()
+        us = parts.measured_us()
+    finally:
+        parts.close()
+    return sum(statistics.mean(us[part]) for part in PARTS) / 1e6
 
 
 def _measure(
@@ -133,6 +173,7 @@ def _measure(
         name: _load(_save(name, folder / name, layers), prefill, threads) for name in _MODELS
     }
     seconds: dict[tuple[str, str], list[float]] = {}
+    plans: dict[tuple[str, int], StepPlan] = {}
     try:
         reference = transformers.AutoModelForCausalLM.from_pretrained(folder / "hybrid").eval()
         parts: list[tuple[str, str, Callable[[], float]]] = [
@@ -142,12 +183,16 @@ def _measure(
             for batch in _BATCHES:
                 decode = decode_step(batch, _CONTEXT)
                 parts.append((name, f"decode {batch}", timed(runner, decode, steps)))
+                plans[name, batch] = decode
             parts.append((name, "prefill", timed(runner, _prompt(prefill), 1)))
         for _, _, measure in parts:
             measure()  # buffers grow, libraries choose
         for at in range(rounds):  # in turns, there and back
             for name, part, measure in parts if at % 2 else reversed(parts):
                 seconds.setdefault((name, part), []).append(measure())
+        for (name, batch), decode in plans.items():
+            for part, taken in decode_parts(runners[name], decode, steps).items():
+                seconds.setdefault((name, f"decode {batch}: {part}"), []).append(taken)
     finally:
         for runner in runners.values():
             runner.close()

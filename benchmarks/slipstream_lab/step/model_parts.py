@@ -17,8 +17,8 @@ from typing import Any
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner import torch_factory, torch_runner
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_lab.step import core_parts
-from slipstream_lab.step.core_parts import DEVICE, CoreParts
+from slipstream_lab.common import core_parts
+from slipstream_lab.common.core_parts import DEVICE, CoreParts
 
 PARTS = ("model", "sampling", DEVICE)
 

@@ -13,8 +13,8 @@ from slipstream_bench.common.options import Option, add, fill_in, integer, many
 from slipstream_bench.common.pictures import grouped_bars
 from slipstream_bench.common.provenance import package_version
 from slipstream_bench.common.report import add_common, check_common, median_rows, print_rows
+from slipstream_lab.common.core_parts import DEVICE, PARTS, CoreParts
 from slipstream_lab.common.simulated_stack import simulation_note
-from slipstream_lab.step.core_parts import DEVICE, PARTS, CoreParts
 
 ALL = "all"
 

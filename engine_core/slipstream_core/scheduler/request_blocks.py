@@ -99,6 +99,7 @@ class RequestBlocks:
         self._saved_ends: list[tuple[int, bytes]] = []  # of all saves: blocks, the last's digest
         # by running row: the digest of the last mark in its answer
         self._answers: dict[int, bytes] = {}
+        self._has_mark = np.zeros(len(slots.row), np.bool_)  # by slot: those of `_answers`
         self.twins = StateTwins(self.snapshots, len(slots.row))
         # by row: how many of its blocks were cached, where fewer had a snapshot behind them
         self._branches: dict[int, int] = {}
@@ -207,7 +208,7 @@ class RequestBlocks:
         return self._has_snapshots
 
     @property
-    def _most_held(self) -> int:
+    def _most_answers(self) -> int:
         """The most answers that have a snapshot: with second places, half of all snapshots."""
         return (self.snapshots.num - 1) // 2 - len(self.twins)
 
@@ -220,23 +221,31 @@ class RequestBlocks:
             return
         rows, positions = rows[marked], positions[marked]
         requests = self._requests
+        if len(self._answers) >= self._most_answers:  # those that have marks move them
+            has_mark = self._has_mark.take(requests.slot.take(rows))
+            if not has_mark.any():
+                return
+            rows, positions = rows[has_mark], positions[has_mark]
         is_wanted = requests.use_prefix_cache.take(rows)
         is_wanted &= positions > requests.prompt_len.take(rows)
         is_wanted &= positions <= self._tokens.lengths(rows)  # all before it are on the host
-        wanted = rows[is_wanted].tolist()
-        for row, position in zip(wanted, positions[is_wanted].tolist(), strict=True):
-            self._mark_answer(row, position // self._block_size)
+        rows, nums = rows[is_wanted], positions[is_wanted] // self._block_size
+        if len(rows):
+            self._digest_all(rows, nums)
+            for row, num in zip(rows.tolist(), nums.tolist(), strict=True):
+                self._mark_answer(row, num)
 
     def _mark_answer(self, row: int, num_blocks: int) -> None:
         assert self._cache is not None
         before = self._answers.get(row)
-        if before is None and len(self._answers) >= self._most_held:
+        if before is None and len(self._answers) >= self._most_answers:
             return
         if before is not None:
             self.snapshots.drop(before)
-        self._digest(row, num_blocks)
         [digest] = self._cache.digests(row, num_blocks - 1, num_blocks)
         snapshot = self.snapshots.save(digest)
+        slot = self._requests.slot[row]
+        self._has_mark[slot] = snapshot is not None
         if snapshot is None:
             self._answers.pop(row, None)
             return
@@ -296,7 +305,7 @@ class RequestBlocks:
         requests, alternation = self._requests, None
         front_places = [self.twins.place(int(requests.slot[row])) for row, _ in fronts]
         if self._has_snapshots and watched is not None and (len(self.twins) or watched.any()):
-            most = len(self.twins) + max(0, self._most_held - len(self._answers))
+            most = len(self.twins) + max(0, self._most_answers - len(self._answers))
             alternation = self.twins.alternate(step, requests.slot[rows], watched, most=most)
         if not loads and not saves and not fronts and alternation is None:
             return None
@@ -321,7 +330,8 @@ class RequestBlocks:
         if self._cache is not None:
             self._register_sampled(rows)
             for row in rows.tolist() if self._answers else ():
-                self._answers.pop(row, None)
+                if self._answers.pop(row, None) is not None:
+                    self._has_mark[self._requests.slot[row]] = False
             for slot in self._requests.slot[rows].tolist() if len(self.twins) else ():
                 self.twins.release(slot)
         blocks = self._slots.release(self._requests.slot[rows])

@@ -23,12 +23,15 @@ def test_a_goal_is_met_or_not() -> None:
         row("dense", "decode 64", 9.4),
         row("dense", "prefill", 7.0),
         row("transformers", "decode 1", 24.0),
+        row("dense", "host, decode 64", 0.10),
+        row("hybrid", "host, decode 64", 0.11),
     ]
     assert list(map(str, hybrid.goals(rows))) == [
         "decode 1, times the dense model's speed: 0.94, goal at least 0.95: not met",
         "decode 64, times the dense model's speed: 0.94, goal at least 0.9: met",
         "prefill, times the dense model's speed: 0.70, goal at least 0.7: met",
         "decode 1, times transformers' speed: 2.40, goal at least 2.5: not met",
+        "host's work of a step, times the dense model's: 1.10, goal at most 1.05: not met",
     ]
 
 
@@ -59,11 +62,23 @@ def test_all_parts_are_measured(
         *(
             (model, part)
             for model in ("hybrid", "dense")
-            for part in ("decode 1", "decode 64", "prefill")
+            for part in ("decode 1", "decode 64", "prefill", "host, decode 64")
+        ),
+        *(
+            (model, f"decode {batch}: {part}")
+            for model, mixing in (("hybrid", ("convolutions", "recurrences")), ("dense", ()))
+            for batch in (1, 64)
+            for part in (
+                *mixing,
+                "products",
+                "attention",
+                "norms, gates and others by row",
+                "around the list",
+            )
         ),
     }
     assert all(each["ms"] > 0 for each in rows)
     shown = capsys.readouterr().out
-    assert shown.count(", goal ") == 6
+    assert shown.count(", goal ") == 7
     # at most 63 tokens of the answer are behind its last mark, which is in front of 392
     assert "share of the first one that is found: 0.96, goal at least 0.9: met" in shown

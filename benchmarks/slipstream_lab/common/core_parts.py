@@ -24,6 +24,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import zmq
@@ -65,9 +66,11 @@ class CoreParts:
         enable_prefix_caching: bool,
         runner: Runner | None = None,
         budget: int | None = None,
+        num_snapshots: int | None = None,
     ) -> None:
         """`runner`: a real device, which the caller closes. `budget`: tokens per step; by default
-        all prompts are computed in the first.
+        all prompts are computed in the first. `num_snapshots`: of a simulated model with recurrent
+        states; None: it carries none.
         """
         self._batch = batch
         self._is_simulated = runner is None
@@ -86,6 +89,9 @@ class CoreParts:
             enable_prefix_caching=enable_prefix_caching,
         )
         self._runner: Runner = load_simulated(config) if runner is None else runner
+        if num_snapshots is not None:
+            info = replace(self._runner.info, has_states=True, num_snapshots=num_snapshots)
+            self._runner.info = info
         with MemoryNetwork().in_use() as context:
             self._core = assemble_core(config, self._runner, context, zmq.Poller())
             self._hop = CoreLink(
