@@ -21,7 +21,7 @@ ALL_LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True)
 class Lora:
-    """An adapter of the layers whose names end with one of `layers`."""
+    """An adapter of the layers whose names end with one of `layers`; none: of all but the head."""
 
     layers: Sequence[str] = ALL_LINEAR
     rank: int = 8
@@ -37,7 +37,9 @@ class Lora:
         generator = torch.Generator().manual_seed(self.seed)
         found = {}
         for name, module in model.named_modules():
-            if isinstance(module, nn.Linear) and name.split(".")[-1] in self.layers:
+            last = name.split(".")[-1]
+            is_of_it = last in self.layers if self.layers else last != "lm_head"
+            if isinstance(module, nn.Linear) and is_of_it:
                 rank = _of_pattern(self.ranks, name, self.rank)
                 n, k = module.weight.shape
                 found[name] = (
