@@ -204,7 +204,8 @@ class Client:
 
         Further keyword options:
 
-        model: the name of one of `models`. Default: the only one.
+        model: the name of one of `models`, or of an adapter of one. Default: the only one.
+        lora_request: an adapter by vLLM's `LoRARequest`, in place of its name as `model`.
         label: a name of your own for the request.
         priority: a 32-bit integer; lower values are scheduled first.
         stream_id: 32 random hexadecimal digits (`secrets.token_hex(16)`), which make a retry

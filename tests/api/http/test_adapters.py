@@ -96,6 +96,33 @@ def test_log_probabilities_have_the_bases_vocabulary(stack: Stack) -> None:
     assert "".join(found["logprobs"]["tokens"]) == found["text"]
 
 
+def events_of(stack: Stack, path: str, body: Any = None, last: str = "") -> list[tuple[str, Any]]:
+    """The ids and data of a stream's events."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"accept": "text/event-stream", "content-type": "application/json"}
+    headers |= {"last-event-id": last} if last else {}
+    request = urllib.request.Request(f"{stack.http_address}{path}", data, headers)
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        text: str = answer.read().decode()
+    found = re.findall(r"^id: (.*)\n(?:event: .*\n)?data: (\{.*)$", text, re.MULTILINE)
+    return [(its_id, json.loads(data)) for its_id, data in found]
+
+
+def said(events: list[tuple[str, Any]]) -> str:
+    return "".join(each["choices"][0]["text"] for _, each in events if each["choices"])
+
+
+def test_a_resumed_answer_is_its_adapters(stack: Stack) -> None:
+    body = {"prompt": PROMPT, "model": "tone", "stream": True, "stream_interval": 4, **GREEDY}
+    events = events_of(stack, "/v1/completions", body)
+    assert len(events) > 3
+    last, chunk = events[1]
+    for path, again in (("/v1/completions", body), (f"/v1/streams/{chunk['id']}", None)):
+        rest = events_of(stack, path, again, last)
+        assert {each["model"] for _, each in rest} == {"tone"}
+        assert said(events[:2]) + said(rest) == said(events)
+
+
 def test_models_are_listed_with_their_parent(stack: Stack, folders: dict[str, Path]) -> None:
     listed = {each["id"]: each for each in answered(stack, "/v1/models")["data"]}
     assert list(listed) == ["slipstream-demo", "alias", *LORAS]

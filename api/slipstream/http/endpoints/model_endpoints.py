@@ -170,11 +170,8 @@ class ModelEndpoints:
             raise ApiError(405, "method: got HEAD, allowed: GET", headers=((b"allow", b"GET"),))
 
         def resume(model: ModelCard) -> None:
-            before = self._streams_by_id.get(resumed_answer(request).first)
-            if before is not None and before.resubmittable is not None:
-                its = before.resubmittable.adapter or model.name
-                model = find_model(self._io.models, its) or model
-            plan = plan_resumed_stream(request, model)
+            first = resumed_answer(request).first
+            plan = plan_resumed_stream(request, self._adapted(model, first, request))
             start = self.responses.resume if plan.id.kind == KIND else self._start
             start(plan, request, exchange)
 
@@ -183,6 +180,16 @@ class ModelEndpoints:
             resume(models[0])
         else:
             self._with_model_of(resumed_answer(request).first, request, exchange, resume)
+
+    def _adapted(self, model: ModelCard, stream_id: bytes, request: HttpRequest) -> ModelCard:
+        """The adapter of `model` that a stream was asked of, as far as is known here."""
+        before = self._streams_by_id.get(stream_id)
+        if before is None or before.resubmittable is None:
+            return model
+        if before.request.scope != self._keys.tenant(request.headers):
+            return model
+        its = before.resubmittable.adapter
+        return (find_model(self._io.models, its) if its else None) or model
 
     def _with_model_of(
         self,
