@@ -259,9 +259,6 @@ ONLY: dict[str, Only] = {
     "kv_events_config": Only(_TRANSFER),
     "kv_offloading_size": Only("caches are not offloaded", (0,)),
     "kv_transfer_config": Only(_TRANSFER),
-    "load_format": Only(
-        "weights are read from safetensors and GGUF files", ("safetensors", "hf", "gguf")
-    ),
     "logits_processors": Only(_CODE, ([],)),
     "logprobs_mode": Only("log-probabilities are the model's own"),
     "middleware": Only(_CODE),

@@ -231,7 +231,10 @@ TAKEN = {
     "--disable-log-requests": {},
     "--quantization None": {"quantization": None},
     "--ctx-size 4k": {"max_model_len": 4000},
-    "--kv-cache-dtype auto --load-format auto --revision main": {"revision": "main"},
+    "--kv-cache-dtype auto --load-format hf --revision main": {
+        "load_format": "hf",
+        "revision": "main",
+    },
     "--distributed-executor-backend mp --no-enable-chunked-prefill": {},
 }
 

@@ -87,6 +87,14 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "MODEL",
         ),
     ] = None
+    load_format: Annotated[
+        Literal["auto", "gguf", "hf", "safetensors"],
+        _about(
+            MODEL,
+            "the files that weights are read from, as in vLLM; auto takes those that a model has, "
+            "and any other is refused where it has others",
+        ),
+    ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         _about(
@@ -758,6 +766,7 @@ class StackOptions(TypedDict, total=False):
     served_model_name: str | Sequence[str] | None
     tokenizer: str | None
     hf_config_path: str | None
+    load_format: Literal["auto", "gguf", "hf", "safetensors"]
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     quantization: (
         Literal[

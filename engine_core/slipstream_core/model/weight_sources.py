@@ -31,6 +31,7 @@ from slipstream_core.model.coded_model import (
     names_of_matrices,
     quantised_bytes,
 )
+from slipstream_core.model.gguf.folder import hold
 from slipstream_core.model.gguf.reader import part_files
 from slipstream_core.model.gguf.weights import load_weights
 from slipstream_core.model.host_memory import unmapped_bytes
@@ -161,6 +162,7 @@ class _GGUF:
                 )
             assert isinstance(module, PreTrainedModel)
             module.generation_config = GenerationConfig.from_pretrained(wanted.source.path)
+            hold(Path(wanted.source.path))
         except (OSError, ValueError) as error:
             raise ModelLoadError(
                 wanted.name, f"transformers cannot build it ({brief(error)})"

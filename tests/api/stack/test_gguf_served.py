@@ -70,6 +70,28 @@ def test_a_file_that_is_not_understood_is_refused_before_a_process_starts(
         plan_stack(settings_from({"hf_config_path": "x"}), tmp_path)
 
 
+@pytest.mark.parametrize("given", ["safetensors", "hf"])
+def test_a_load_format_that_a_gguf_file_is_not_in_is_refused(
+    given: str, cache: Path, tmp_path: Path
+) -> None:
+    file = demo_gguf(tmp_path / "demo.gguf")
+    settings = settings_from({"model": str(file), "load_format": given})
+    with pytest.raises(BadRequestError) as refused:
+        plan_stack(settings, tmp_path)
+    said = f"load_format: got '{given}', allowed: auto or gguf, as {file} has its weights in a GGUF"
+    assert str(refused.value).startswith(said)
+    plan_stack(settings_from({"model": str(file), "load_format": "gguf"}), tmp_path)
+
+
+def test_a_load_format_that_a_folder_is_not_in_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        plan_stack(settings_from({"load_format": "gguf"}), tmp_path)
+    said = "load_format: got 'gguf', allowed: auto, hf or safetensors, as "
+    assert str(refused.value).startswith(said)
+    assert "has no GGUF file" in str(refused.value)
+    plan_stack(settings_from({"load_format": "safetensors"}), tmp_path)
+
+
 def test_a_cache_that_cannot_be_written_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,7 +182,14 @@ def test_every_option_reaches_a_process(tmp_path):
     of_the_front |= {"allowed_hosts", "uds", "ssl_certfile", "ssl_keyfile", "access_log"}
     of_the_front |= {"forwarded_allow_ips", "api_key_file", "strict_fields", "openai_strict_finish"}
     of_the_front |= {"priority_key_file", "metrics_prefix"}
-    elsewhere = {"model", "tokenizer", "hf_config_path", *of_the_front, *OF_THE_SUPERVISOR}
+    elsewhere = {
+        "model",
+        "tokenizer",
+        "hf_config_path",
+        "load_format",
+        *of_the_front,
+        *OF_THE_SUPERVISOR,
+    }
     elsewhere |= {"revision", "download_dir"}  # in names of models, and the environment
     # another engine's go with few of these (test_engine_options)
     elsewhere |= {"engine", "engine_args", "engine_python"}

@@ -28,9 +28,11 @@ def with_gguf_folder(
     """Model and tokenizer with the folder in place of a GGUF file, or as they are.
 
     model, tokenizer: as `model_and_tokenizer` returns them. environment: as `hub_environment`
-    returns it. Raises: BadRequestError for a file that cannot be served.
+    returns it. Raises: BadRequestError for a file that cannot be served, and for a load_format that
+    contradicts the model.
     """
     config = settings.hf_config_path
+    _check_load_format(settings.load_format, model)
     if not is_gguf(model):
         if config is not None:
             allowed = f"None with {model}, which is no GGUF file and has a config.json"
@@ -48,6 +50,15 @@ def with_gguf_folder(
         raise wrong_option("model", settings.model, allowed)
     folder = str(answer["folder"])
     return folder, folder if tokenizer == model else tokenizer
+
+
+def _check_load_format(given: str, model: str) -> None:
+    """Raise BadRequestError for a format that a model's weights are not in."""
+    if given == "auto" or (given == "gguf") == is_gguf(model):
+        return
+    allowed = "auto or gguf" if is_gguf(model) else "auto, hf or safetensors"
+    what = "has its weights in a GGUF file" if is_gguf(model) else "has no GGUF file"
+    raise wrong_option("load_format", given, f"{allowed}, as {model} {what}")
 
 
 def _unfold(request: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:

@@ -2,15 +2,20 @@
 weights.
 
 All else knows folders, so this happens once, before the processes of a stack start. The folder is
-in the user's cache, named by what it was made of, and appears complete or not at all.
+in the user's cache, named by what it was made of, and appears complete or not at all. When one is
+made, those that were not used for 30 days are removed, and the longest unused ones beyond 1 GiB,
+but none that a process computes from and none that was used in the last hour.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -29,6 +34,9 @@ Json = dict[str, Any]
 
 _WAY = 1  # of unfolding: counted up when the same file becomes another folder
 _ELSEWHERE = "set XDG_CACHE_HOME to a folder that can be written"
+_MAX_UNUSED_S = 30 * 24 * 3600
+_MAX_BYTES = 1 << 30  # of all folders
+_FRESH_S = 3600  # in which the processes of a stack start
 _STEM = re.compile(r"[^A-Za-z0-9._-]+")
 _LINK = "weights-{:05}.gguf"
 _TEMPLATE = "tokenizer.chat_template"
@@ -64,6 +72,7 @@ def unfold(file: Path, overrides: Overrides | None = None, cache: Path | None = 
     parent = _cache() if cache is None else cache
     folder = parent / f"{_STEM.sub('-', file.stem)[:80]}-{_digest(model, overrides)}"
     if folder.is_dir():
+        os.utime(folder)
         return folder
     files = _files(model, overrides)
     try:
@@ -90,7 +99,50 @@ def unfold(file: Path, overrides: Overrides | None = None, cache: Path | None = 
                 raise
     finally:
         shutil.rmtree(made, ignore_errors=True)
+    remove_unused(parent, time.time())
     return folder
+
+
+def hold(folder: Path) -> None:
+    """Keep a folder from being removed while this process lives."""
+    with suppress(OSError):  # who cannot touch it cannot remove it
+        os.utime(folder)
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_SH)  # open until the process ends
+
+
+def remove_unused(cache: Path, now: float) -> None:
+    """Remove the folders that have no place in a cache any more. now: seconds since the epoch."""
+    folders = [each for each in cache.iterdir() if each.is_dir() and not each.is_symlink()]
+    total = 0
+    for age, path in sorted((now - each.stat().st_mtime, each) for each in folders):
+        num_bytes = _num_bytes(path)
+        total += num_bytes
+        if age <= _FRESH_S or (age <= _MAX_UNUSED_S and total <= _MAX_BYTES):
+            continue
+        if _remove(path, now):
+            total -= num_bytes
+
+
+def _num_bytes(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*"))
+
+
+def _remove(folder: Path, now: float) -> bool:
+    """Remove a folder that no process holds, or has just found; True if it was removed."""
+    try:
+        opened = os.open(folder, os.O_RDONLY)
+    except OSError:  # another process was quicker
+        return False
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if now - os.fstat(opened).st_mtime <= _FRESH_S:
+            return False
+        shutil.rmtree(folder, ignore_errors=True)
+    except OSError:  # it is held
+        return False
+    finally:
+        os.close(opened)
+    return not folder.exists()
 
 
 def weights_file(folder: Path) -> Path | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,13 @@ from tests.helpers.gguf_models import FAMILIES, make_model, write_gguf, write_to
 from slipstream.stack.plan.model_source import is_gguf
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.fingerprint import fingerprint_of_files
-from slipstream_core.model.gguf.folder import Overrides, unfold, weights_file
+from slipstream_core.model.gguf.folder import (
+    Overrides,
+    hold,
+    remove_unused,
+    unfold,
+    weights_file,
+)
 from slipstream_core.model.gguf.names import parameters_of
 from slipstream_core.model.gguf.reader import GGUFError, read_gguf
 from slipstream_core.model.loader import load_model
@@ -209,3 +217,62 @@ def test_a_file_has_types_of_its_own(tmp_path: Path) -> None:
     folder = unfold(written(tmp_path), cache=tmp_path / "cache")
     with pytest.raises(ModelLoadError, match="quantization is 'q8_0', but a GGUF file has types"):
         load_model(str(folder), device="cpu", quantization="q8_0")
+
+
+HOUR, DAY = 3600, 24 * 3600
+
+
+def kept(cache: Path, name: str, age: float, num_bytes: int = 10) -> Path:
+    """A folder in the cache that was used so long before the time 100 days."""
+    folder = cache / name
+    folder.mkdir(parents=True)
+    with (folder / "tokenizer.json").open("wb") as file:
+        file.truncate(num_bytes)
+    os.utime(folder, (100 * DAY - age,) * 2)
+    return folder
+
+
+def test_folders_that_were_not_used_for_a_month_are_removed(tmp_path: Path) -> None:
+    for name, age in (("old", 31), ("new", 29), (".part-x", 31)):
+        kept(tmp_path, name, age * DAY)
+    (tmp_path / "a file").touch()
+    remove_unused(tmp_path, 100 * DAY)
+    assert {each.name for each in tmp_path.iterdir()} == {"new", "a file"}
+
+
+def test_the_longest_unused_folders_beyond_a_gibibyte_are_removed(tmp_path: Path) -> None:
+    for day in range(1, 6):
+        kept(tmp_path, str(day), day * DAY, (1 << 30) // 3 - 100)
+    remove_unused(tmp_path, 100 * DAY)
+    assert {each.name for each in tmp_path.iterdir()} == {"1", "2", "3"}
+
+
+def test_what_was_used_in_the_last_hour_stays_whatever_its_size(tmp_path: Path) -> None:
+    for number in range(4):
+        kept(tmp_path, str(number), HOUR - 1 - number, 1 << 30)
+    remove_unused(tmp_path, 100 * DAY)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_folder_that_a_process_computes_from_stays(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    folder = unfold(written(tmp_path), cache=cache)
+    other = kept(cache, "other", 0)
+    load_model(str(folder), device="cpu")
+    for each in (folder, other):
+        os.utime(each, (0, 0))
+    remove_unused(cache, time.time())
+    assert folder.is_dir()
+    assert not other.exists()
+    hold(tmp_path / "absent")  # which is no error
+
+
+def test_unfolding_removes_what_is_unused_and_finding_a_folder_uses_it(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    old = kept(cache, "old", 99 * DAY)
+    file = written(tmp_path)
+    folder = unfold(file, cache=cache)
+    assert not old.exists()
+    os.utime(folder, (0, 0))
+    assert unfold(file, cache=cache) == folder
+    assert time.time() - folder.stat().st_mtime < HOUR
