@@ -42,7 +42,7 @@ class ToldDrafts:
         """See Drafter."""
         self._tokens = tokens
 
-    def propose(self, rows: RowSet, most: Int64s) -> Drafts | None:
+    def propose(self, rows: RowSet, most: Int64s, num_beside: int) -> Drafts | None:
         """See Drafter."""
         lens, ids = [], list[int]()
         for row, limit in zip(rows.tolist(), most.tolist(), strict=True):

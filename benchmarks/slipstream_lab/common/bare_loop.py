@@ -13,12 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from slipstream_core.drafting.drafter import Drafter
+from slipstream_core.scheduler.constraint_columns import token_constraints
 from slipstream_core.scheduler.scheduler import CacheConfig, NewRequest, Scheduler
 from slipstream_core.step.plan import ModelInfo, Runner, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import RequestSpec, SamplingParams
+
+_NOTHING = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,8 @@ class LoopRequest:
     seed: int = 0
     num_logprobs: int = -1
     adapter: int = -1  # its place; with the prefix cache requests share blocks with their own
+    more: SamplingParams = _NOTHING  # what else it asks for
+    bad_words: tuple[tuple[int, ...], ...] = ()  # in token ids
 
 
 @dataclass(slots=True)
@@ -42,6 +48,7 @@ class LoopOutput:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # of those tokens, if requested
+    others: list[float] = field(default_factory=list)  # and of the alternatives to each
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,7 @@ class LoopStep:
     is_overlapped: bool = False  # another was launched behind it
     num_drafts: int = 0
     num_accepted: int = 0
+    has_prompts: bool = False  # computes tokens of prompts
 
 
 def new_scheduler(
@@ -107,12 +115,14 @@ def add_request(scheduler: Scheduler, tokens: TokenLog, row: int, it: LoopReques
             prefix_root=b"" if it.adapter < 0 else it.adapter.to_bytes(4, "little"),
             adapter=it.adapter,
             worker_ends=False,
+            constraints=token_constraints(it.more, it.bad_words),
         )
     )
 
 
 def _params_of(it: LoopRequest) -> SamplingParams:
-    return SamplingParams(
+    return structs.replace(
+        it.more,
         temperature=it.temperature,
         top_k=it.top_k,
         top_p=it.top_p,
@@ -170,17 +180,22 @@ def drive(
         if result.draft_lens is not None and result.counts is not None:
             num_drafts, num_accepted = result.draft_lens.sum(), (result.counts - 1).sum()
             step = replace(step, num_drafts=int(num_drafts), num_accepted=int(num_accepted))
+            has_prompts = plan.num_tokens > plan.num_requests + step.num_drafts
+            step = replace(step, has_prompts=has_prompts)
         steps.append(step)
         sampled = scheduler.complete(plan, result.token_ids, result.counts)
-        rows = sampled.rows.array
+        rows, wide = sampled.rows.array, dict(result.wide)
         if sampled.counts is not None:
             rows = np.repeat(rows, sampled.counts)
         for row, token_id, index in zip(
             rows.tolist(), sampled.token_ids.tolist(), sampled.index.tolist(), strict=True
         ):
             outputs[row].token_ids.append(token_id)
-            if result.logprobs is not None:
-                outputs[row].logprobs.append(float(result.logprobs.values[index, 0]))
+            columns = wide.get(index) or result.logprobs
+            if columns is not None:
+                first, *others = columns.values[0 if index in wide else index].tolist()
+                outputs[row].logprobs.append(first)
+                outputs[row].others += others[: max(requests[row].num_logprobs, 0)]
     return Driven(outputs, steps, scheduler.num_preemptions, scheduler.prefix_cache_hits)
 
 

@@ -45,7 +45,8 @@ class Drafter(Protocol):
         them already. ids: [sum(counts)] row by row.
         """
 
-    def propose(self, rows: RowSet, most: Int64s) -> Drafts | None:
+    def propose(self, rows: RowSet, most: Int64s, num_beside: int) -> Drafts | None:
         """The drafts of these n rows, at most `most` [n] of each; None where a step without drafts
-        gives more tokens a second. All tokens of the rows are in the history.
+        gives more tokens a second. All tokens of the rows are in the history. num_beside: tokens of
+        prompts that the step computes besides.
         """

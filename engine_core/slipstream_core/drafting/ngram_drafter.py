@@ -91,9 +91,9 @@ class NgramDrafter:
             self._take_in(tokens)
         self._awaits_tokens = self._lens(rows.array, None) is not None
 
-    def propose(self, rows: RowSet, most: Int64s) -> Drafts | None:
+    def propose(self, rows: RowSet, most: Int64s, num_beside: int) -> Drafts | None:
         """See Drafter."""
-        lens = self._lens(rows.array, most)
+        lens = self._lens(rows.array, most, num_beside)
         if lens is None:
             return None
         token_ids = np.empty(int(lens.sum()), np.int64)
@@ -115,7 +115,7 @@ class NgramDrafter:
             del self._behind[row]
             self._states[row] = _OPEN
 
-    def _lens(self, rows: Int64s, most: Int64s | None) -> Int64s | None:
+    def _lens(self, rows: Int64s, most: Int64s | None, num_beside: int = 0) -> Int64s | None:
         """The worthwhile number of drafts of each row, [n]; None: no row has any."""
         scores = np.empty(len(rows), np.float64)
         if not self._index.scores(rows, scores):
@@ -128,7 +128,8 @@ class NgramDrafter:
             values[self._powers > most[found, None]] = 0
         order = np.argsort(-values, axis=None, kind="stable")[:_MAX_WEIGHED]
         sorted_values = values.ravel()[order]
-        num = self._costs.num_worthwhile(len(rows), sorted_values[sorted_values > 0])
+        kept = sorted_values[sorted_values > 0]
+        num = self._costs.num_worthwhile(len(rows), kept, num_beside)
         if not num:
             return None
         lens = np.zeros(len(rows), np.int64)

@@ -41,16 +41,17 @@ class StepCosts:
             found = found * np.maximum(rows / self._rows[0], 1)
         return np.asarray(found, np.float64)
 
-    def num_worthwhile(self, num_rows: int, values: Float64s) -> int:
+    def num_worthwhile(self, num_rows: int, values: Float64s, num_beside: int = 0) -> int:
         """The number of drafts that gives most tokens a second to a step of `num_rows` rows.
 
-        values: the probability that each draft is kept, descending. 0 where none pay.
+        values: the probability that each draft is kept, descending. num_beside: tokens of prompts
+        that the step computes besides, which take as long as rows. 0 where none pay.
         """
         if not len(values):
             return 0
-        alone = num_rows / float(self.seconds(np.array([num_rows]))[0])
+        alone = num_rows / float(self.seconds(np.array([num_rows + num_beside]))[0])
         tokens = num_rows + np.cumsum(values)
-        rows = num_rows + np.arange(1, 1 + len(values))
+        rows = num_rows + num_beside + np.arange(1, 1 + len(values))
         rates = tokens / (self.seconds(rows) + _SYNC_S)
         best = int(np.argmax(rates))
         return best + 1 if rates[best] > _LEAST_GAIN * alone else 0

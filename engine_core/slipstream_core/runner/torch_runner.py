@@ -554,14 +554,14 @@ class TorchRunner:
             whole=self._whole,
             share=self._share,
         )
+        found = None if drafts is None else accepted(drafts, token_ids.numpy())
         if constraints is not None:
-            self._logits_processors.sampled(token_ids)
+            self._logits_processors.sampled(token_ids, None if found is None else found.is_kept)
         slots = plan.slots[plan.samples]
         more = wide(logits, token_ids, plan, self._copies) if plan.any_wide else ()
-        if drafts is None:
+        if drafts is None or found is None:
             self._last_token.index_copy_(0, self._to(slots), token_ids)
             return deliver(self._copies, plan, token_ids, logprobs, more, prompt)
-        found = accepted(drafts, token_ids.numpy())
         lasts = found.places[np.cumsum(found.counts) - 1]
         self._last_token.index_copy_(0, self._to(slots[lasts]), token_ids[self._to(lasts)])
         result = deliver(None, plan, token_ids, logprobs, more, prompt)

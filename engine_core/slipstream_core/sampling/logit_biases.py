@@ -15,7 +15,12 @@ import numpy.typing as npt
 import torch
 
 from slipstream_core.sampling.token_bitmask import keep_allowed
-from slipstream_core.step.constraint_plan import NO_TOKEN, ConstraintRefill, StepConstraints
+from slipstream_core.step.constraint_plan import (
+    NO_TOKEN,
+    ConstraintRefill,
+    DraftsAhead,
+    StepConstraints,
+)
 from slipstream_core.step.staging import to_device
 from slipstream_ipc.validation.token_constraints import MAX_BAD_WORD_TOKENS
 
@@ -59,6 +64,7 @@ class LogitBiases:
         self._word_at = self._to(constraints.word_rows), self._to(constraints.word_lasts)
         self._word_state_slots = self._to(constraints.word_state_slots)
         self._heads = self._to(constraints.word_heads)
+        self._host_rows = constraints.word_rows, constraints.tail_rows
         self._tail_rows = self._to(constraints.tail_rows)
         self._tail_state_slots = self._to(constraints.tail_state_slots)
 
@@ -75,7 +81,7 @@ class LogitBiases:
             bits[:, : refill.allowed_bits.shape[1]] = self._to(refill.allowed_bits)
             self._allowed.index_copy_(0, self._to(refill.allowed_state_slots), bits)
 
-    def apply(self, logits: torch.Tensor) -> None:
+    def apply(self, logits: torch.Tensor, drafts: DraftsAhead | None = None) -> None:
         """Change the logits of the constrained rows, float32 [C, vocab], in place."""
         if len(self._biases):
             logits[self._bias_at] += self._biases
@@ -85,7 +91,10 @@ class LogitBiases:
             # a Python scalar would be copied to the card synchronously
             logits.index_put_(self._banned_at, logits.new_full((1,), -torch.inf))
         if len(self._word_state_slots):
-            tails = self._tails[self._word_state_slots, _TAIL - self._heads.shape[1] :]
+            tails = self._tails[self._word_state_slots]
+            if drafts is not None:
+                tails = self._behind(tails, drafts, self._host_rows[0])
+            tails = tails[:, _TAIL - self._heads.shape[1] :]
             is_next = ((tails == self._heads) | (self._heads == NO_TOKEN)).all(-1)
             # accumulated, as two words may end with the same token
             never = torch.where(is_next, -torch.inf, 0.0)
@@ -97,6 +106,30 @@ class LogitBiases:
             tails = self._tails[self._tail_state_slots, 1:]
             new = token_ids[self._tail_rows]
             self._tails[self._tail_state_slots] = torch.cat([tails, new[:, None]], 1)
+
+    def sampled_behind(
+        self, drafts: DraftsAhead, token_ids: torch.Tensor, is_kept: npt.NDArray[np.bool_]
+    ) -> None:
+        """Append those of the tokens of the constrained rows, int64 [C], that are kept [C]."""
+        if not len(self._tail_state_slots):
+            return
+        rows = self._host_rows[1]
+        # of a request's rows, the last one that is kept has the others' tokens in front of it
+        is_last = is_kept[rows]
+        goes_on = is_last[1:] & (drafts.lens[rows][1:] > 0)
+        is_last[:-1] &= ~goes_on
+        at = self._to(np.flatnonzero(is_last))
+        state_slots = self._tail_state_slots[at]
+        tails = self._behind(self._tails[state_slots], drafts, rows[is_last])
+        new = token_ids[self._tail_rows[at]]
+        self._tails[state_slots] = torch.cat([tails[:, 1:], new[:, None]], 1)
+
+    def _behind(
+        self, tails: torch.Tensor, drafts: DraftsAhead, rows: npt.NDArray[np.int64]
+    ) -> torch.Tensor:
+        """The last tokens of rows behind their drafts; tails: [n, _TAIL] of their requests."""
+        longer = torch.cat([tails, self._to(drafts.token_ids[rows])], 1)
+        return longer.gather(1, self._to(drafts.lens[rows, None] + np.arange(_TAIL)))
 
     def _to(self, column: npt.NDArray[np.generic]) -> torch.Tensor:
         return to_device(column, self._device)

@@ -8,11 +8,13 @@ The order is biases, allowed ids, bad words, then penalties.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from slipstream_core.sampling.logit_biases import LogitBiases
 from slipstream_core.sampling.penalties import Penalties
-from slipstream_core.step.constraint_plan import ConstraintPlan, StepConstraints
+from slipstream_core.step.constraint_plan import ConstraintPlan, DraftsAhead, StepConstraints
 from slipstream_core.step.staging import to_device
 
 
@@ -29,6 +31,7 @@ class LogitsProcessors:
         )
         self._loaded: StepConstraints | None = None
         self._rows = torch.empty(0, dtype=torch.int64, device=device)
+        self._drafts: DraftsAhead | None = None
 
     def apply(self, logits: torch.Tensor, plan: ConstraintPlan) -> torch.Tensor:
         """A copy of the model's logits, float32 [S, vocab], with the plan's constraints applied."""
@@ -47,13 +50,25 @@ class LogitsProcessors:
             self._penalties.load(plan.constraints)
             self._loaded = plan.constraints
         self._rows = to_device(plan.rows, self._device)
+        self._drafts = plan.drafts
         changed = logits[self._rows].float()
-        self._biases.apply(changed)
-        self._penalties.apply(changed)
+        self._biases.apply(changed, plan.drafts)
+        self._penalties.apply(changed, plan.drafts)
         return changed
 
-    def sampled(self, token_ids: torch.Tensor) -> None:
-        """Record the tokens sampled by the step applied last, int64 [S]."""
+    def sampled(
+        self, token_ids: torch.Tensor, is_kept: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        """Record the tokens sampled by the step applied last, int64 [S]; of a step with drafts,
+        those that are kept, [S].
+        """
+        if self._drafts is not None:
+            assert is_kept is not None
+            kept = is_kept[self._rows.numpy()]
+            token_ids = token_ids[self._rows]
+            self._biases.sampled_behind(self._drafts, token_ids, kept)
+            self._penalties.sampled_behind(self._drafts, token_ids, kept)
+            return
         token_ids = token_ids[self._rows]
         self._biases.sampled(token_ids)
         self._penalties.sampled(token_ids)

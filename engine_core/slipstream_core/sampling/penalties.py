@@ -16,7 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_core.step.constraint_plan import ConstraintRefill, StepConstraints
+from slipstream_core.step.constraint_plan import (
+    NO_TOKEN,
+    ConstraintRefill,
+    DraftsAhead,
+    StepConstraints,
+)
 from slipstream_core.step.staging import to_device
 
 _FIRST_WIDTH = 64
@@ -66,6 +71,7 @@ class Penalties:
     def load(self, constraints: StepConstraints) -> None:
         """Use these penalties from now on."""
         self._host_state_slots = constraints.count_state_slots
+        self._host_rows = constraints.penalty_rows
         self._rows = self._to(constraints.penalty_rows)[:, None]
         self._state_slots = self._to(constraints.count_state_slots)[:, None]
         self._repetitions = self._to(constraints.repetitions)[:, None]
@@ -88,20 +94,43 @@ class Penalties:
         once = torch.ones(1, dtype=torch.int32, device=self._device).expand(len(at[0]))
         self._counts.index_put_(at, once, accumulate=True)
 
-    def apply(self, logits: torch.Tensor) -> None:
+    def apply(self, logits: torch.Tensor, drafts: DraftsAhead | None = None) -> None:
         """Change the logits of the constrained rows, float32 [C, vocab], in place."""
         if not len(self._host_state_slots):
             return
+        if drafts is not None:
+            ahead = drafts.token_ids[self._host_rows]  # [P, most]
+            at, number = np.nonzero(ahead != NO_TOKEN)
+            token_ids = ahead[at, number]
+            of_row, ids = self._to(at), self._to(token_ids)
+            nums = self._to((ahead[at] == token_ids[:, None]).sum(1).astype(np.int32))
+            drafted = logits[self._rows[of_row, 0], ids]
         width = max(1, int(self._num_seen[self._host_state_slots].max()))
         seen = self._seen[self._state_slots[:, 0], :width]
         counts = self._counts[self._state_slots, seen]
         values = logits[self._rows, seen]
+        every = self._repetitions, self._frequencies, self._presences
+        logits[self._rows, seen] = self._penalised(values, counts, *every)
+        if drafts is not None:  # the ids of drafts again, with these drafts
+            counts = self._counts[self._state_slots[of_row, 0], ids] + nums
+            own = (each[of_row, 0] for each in every)
+            logits[self._rows[of_row, 0], ids] = self._penalised(drafted, counts, *own)
+
+    def _penalised(
+        self,
+        values: torch.Tensor,
+        counts: torch.Tensor,
+        repetitions: torch.Tensor,
+        frequencies: torch.Tensor,
+        presences: torch.Tensor,
+    ) -> torch.Tensor:
+        """Logits of ids that were output `counts` times."""
         if self._any_repetition:
-            r = self._repetitions
+            r = repetitions
             values = torch.where(values > 0, values / r, values * r)
-        values -= self._frequencies * counts
-        values -= self._presences * (counts > 0)
-        logits[self._rows, seen] = values
+        values -= frequencies * counts
+        values -= presences * (counts > 0)
+        return values
 
     def sampled(self, token_ids: torch.Tensor) -> None:
         """Count the tokens that the constrained rows sampled, int64 [C]."""
@@ -114,6 +143,22 @@ class Penalties:
         self._counts[state_slots, new] += 1
         self._seen[state_slots, self._to(at)] = new
         self._num_seen[self._host_state_slots] = at + 1
+
+    def sampled_behind(
+        self, drafts: DraftsAhead, token_ids: torch.Tensor, is_kept: npt.NDArray[np.bool_]
+    ) -> None:
+        """Count those of the tokens of the constrained rows, int64 [C], that are kept [C]."""
+        kept = np.flatnonzero(is_kept[self._host_rows])
+        if not len(kept):
+            return
+        state_slots = self._host_state_slots[kept]
+        at = self._num_seen[state_slots] + drafts.lens[self._host_rows[kept]]
+        self._make_room(0, int(at.max()) + 1)
+        new, on_device = token_ids[self._to(self._host_rows[kept])], self._to(state_slots)
+        once = torch.ones(1, dtype=torch.int32, device=self._device).expand(len(kept))
+        self._counts.index_put_((on_device, new), once, accumulate=True)
+        self._seen[on_device, self._to(at)] = new
+        np.add.at(self._num_seen, state_slots, 1)
 
     def _make_room(self, num_state_slots: int, width: int) -> None:
         # checked separately: if growing one table runs out of memory, a later call grows the rest

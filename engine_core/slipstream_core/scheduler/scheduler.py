@@ -17,7 +17,7 @@ from the runner into the history.
   token shows that the next one needs a mask (`reasoning_rows`). Keys are written again, but a
   recurrent state has run ahead: such a row goes on from its second place (`state_twins`), or is
   preempted, and begins behind the last state of its tokens that the prefix cache has.
-- Where a drafter foresees tokens, a step of rows that decode computes their drafts as well. What is
+- Where a drafter foresees tokens, a step computes drafts of the rows that decode as well. What is
   sampled behind them decides how far rows came, so it is planned once all steps before are
   answered, and nothing is planned behind it. Blocks in which all drafts were wrong are freed.
 - Room for log-probabilities is given as rows grow, in order (`logprob_budget`). A row without room
@@ -62,7 +62,6 @@ from slipstream_core.step.limits import NO_ROW
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.pages import PAGE_LEN, spans
 from slipstream_ipc.history.token_log import TokenLog
-from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.messages import Admit, Fault
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 
@@ -79,10 +78,6 @@ def _why_undrafted(request: NewRequest) -> str | None:
     """The kind of thing that a request asks for and drafts do not have yet; None if nothing."""
     if request.has_grammar or request.reasoning is not None:
         return "grammar"
-    if request.constraints is not None:
-        return "constraints"
-    if request.num_logprobs >= MAX_NARROW or request.spec.params.logprob_token_ids:
-        return "logprobs"
     return None
 
 
@@ -308,9 +303,7 @@ class Scheduler:
         requests = self._requests
         if self._in_flight.has_suspect or self._in_flight.has_drafts:
             return None
-        # beside prefills nothing is drafted, so they go on being planned ahead
-        is_drafting = self._drafter is not None and self._drafter.awaits_tokens
-        awaits_tokens = is_drafting and self._batch is not None
+        awaits_tokens = self._drafter is not None and self._drafter.awaits_tokens
         if awaits_tokens and self._in_flight:
             return None
         if self._batch is not None:
@@ -345,11 +338,11 @@ class Scheduler:
             chunks += self._prefill.admit(acked, budget - sum(count for _, count in chunks))
         if not len(decoding) and not chunks:
             return None
-        if self._drafter is not None and not (chunks or self._in_flight or self._suspects):
-            drafts = self._drafts(self._drafter, decoding, acked)
-            if drafts is not None:
-                return self._plan_drafts(decoding, drafts)
-        return self._plan(decoding, chunks)
+        drafts = None
+        if self._drafter is not None and not (self._in_flight or self._suspects) and len(decoding):
+            num_beside = sum(count for _, count in chunks)
+            drafts = self._drafts(self._drafter, decoding, num_beside, acked)
+        return self._plan(decoding, chunks, drafts)
 
     def complete(
         self, plan: StepPlan, token_ids: npt.NDArray[np.integer], counts: Int64s | None = None
@@ -432,7 +425,8 @@ class Scheduler:
         if len(kv_lens) != len(row_set):
             kv_lens = kv_lens[plan.samples]
         if plan.draft_lens is not None:  # of the drafts those that are right are in the cache
-            kv_lens = (kv_lens - plan.draft_lens + counts - 1).astype(np.int32)
+            lens = plan.draft_lens[plan.samples]
+            kv_lens = (kv_lens - lens + counts - 1).astype(np.int32)
         index = np.arange(len(token_ids))
         firsts = np.cumsum(counts) - counts
         alive = requests.generation.take(row_set.array) == generations
@@ -455,6 +449,8 @@ class Scheduler:
         for at in np.flatnonzero(requests.may_need_mask.take(rows)).tolist():
             ids = token_ids[firsts[at] : firsts[at] + counts[at]].tolist()
             counts[at] = self._reasoning.take(int(rows[at]), ids, int(lengths[at]))
+            if counts[at] < len(ids) and requests.constraints:  # counted by the runner, too
+                requests.constraints.deactivate([int(rows[at])])
         index = spans(firsts, counts)
         ids = token_ids[index].astype(np.uint32)
         self._tokens.append_spans(row_set, counts, ids)
@@ -616,22 +612,33 @@ class Scheduler:
         assert chunk is not None
         return self._plan(NO_ROWS, [chunk])
 
-    def _plan(self, decoding: RowSet, chunks: list[Chunk]) -> StepPlan:
-        """The step of these rows; from here on its tokens count as computed."""
-        requests = self._requests
+    def _plan(
+        self, decoding: RowSet, chunks: list[Chunk], drafts: Drafts | None = None
+    ) -> StepPlan:
+        """The step of these rows; from here on its tokens, but for drafts of decoding rows, count
+        as computed.
+        """
+        requests, num_decodes = self._requests, len(decoding)
         rows, counts = decoding, np.ones(len(decoding), np.int64)
+        if drafts is not None:
+            counts = 1 + drafts.lens
+            num_decodes = int(np.argmax(drafts.lens > 0))
         if chunks:
             more = np.array(chunks, np.int64)
             rows = RowSet(np.concatenate([decoding.array, more[:, 0]]))
             counts = np.concatenate([counts, more[:, 1]])
+            if drafts is not None:
+                lens = np.concatenate([drafts.lens, np.zeros(len(chunks), np.int64)])
+                drafts = Drafts(lens, drafts.token_ids)
         columns = token_columns(
             requests,
             self._slots,
             self._tokens,
             rows=rows,
             counts=counts,
-            num_decodes=len(decoding),
+            num_decodes=num_decodes,
             block_size=self._block_size,
+            drafts=drafts,
         )
         generations = requests.generation.take(rows.array)
         if self._blocks.has_snapshots and len(decoding):
@@ -641,9 +648,10 @@ class Scheduler:
         if self._prompts and chunks:
             plan = self._prompts.extend(plan, rows.array)
         plan = self._with_snapshots(plan, rows)
-        requests.computed[rows.array] = plan.kv_lens
+        computed = plan.kv_lens if drafts is None else plan.kv_lens - drafts.lens
+        requests.computed[rows.array] = computed
         requests.known[rows.array] += plan.samples
-        if not chunks and rows.version == self._slots.running().version:
+        if not chunks and drafts is None and rows.version == self._slots.running().version:
             self._batch = DecodeBatch(
                 requests,
                 self._slots,
@@ -657,8 +665,12 @@ class Scheduler:
             )
         return plan
 
-    def _drafts(self, drafter: Drafter, decoding: RowSet, acked: Acked) -> Drafts | None:
-        """The drafts of the next step, as far as limits and blocks allow; None without any."""
+    def _drafts(
+        self, drafter: Drafter, decoding: RowSet, num_beside: int, acked: Acked
+    ) -> Drafts | None:
+        """The drafts of the next step, which computes `num_beside` tokens of prompts besides, as
+        far as limits and blocks allow; None without any.
+        """
         requests, rows = self._requests, decoding.array
         known = requests.known[rows]
         ahead = np.maximum(positions(acked)[rows], requests.prompt_len[rows])
@@ -667,10 +679,11 @@ class Scheduler:
         bounded = np.flatnonzero(run_ahead != _UNBOUNDED)
         left = (run_ahead + ahead - known)[bounded] - 1
         most[bounded] = np.minimum(most[bounded], left)
-        drafts = drafter.propose(decoding, np.maximum(most, 0))
+        drafts = drafter.propose(decoding, np.maximum(most, 0), num_beside)
         if drafts is None:
             return None
-        lens = np.minimum(np.cumsum(drafts.lens), self._max_num_batched_tokens - len(rows))
+        left_over = self._max_num_batched_tokens - len(rows) - num_beside
+        lens = np.minimum(np.cumsum(drafts.lens), left_over)
         lens = np.diff(lens, prepend=0)
         lens = self._blocks.grow_for_drafts(requests.slot[rows], lens)
         if not lens.any():
@@ -679,24 +692,6 @@ class Scheduler:
             return drafts
         firsts = np.cumsum(drafts.lens) - drafts.lens
         return Drafts(lens, drafts.token_ids[spans(firsts, lens)])
-
-    def _plan_drafts(self, decoding: RowSet, drafts: Drafts) -> StepPlan:
-        """The step of these rows with their drafts, for which tables have room."""
-        requests, rows = self._requests, decoding.array
-        columns = token_columns(
-            requests,
-            self._slots,
-            self._tokens,
-            rows=decoding,
-            counts=1 + drafts.lens,
-            num_decodes=int(np.argmax(drafts.lens > 0)),
-            block_size=self._block_size,
-            drafts=drafts,
-        )
-        plan = self._launch(columns, decoding, requests.generation.take(rows))
-        requests.computed[rows] += 1
-        requests.known[rows] += 1
-        return plan
 
     def _plan_again(self, batch: DecodeBatch, acked: Acked) -> StepPlan | None:
         """The next step of the decode batch; None where the rows have to be scheduled anew."""

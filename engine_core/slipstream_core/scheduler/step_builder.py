@@ -82,8 +82,8 @@ def token_columns(
 ) -> TokenColumns:
     """The columns in which `rows` [R] compute `counts` [R] tokens, the first `num_decodes` 1 each.
 
-    Their block tables already have room for these tokens. drafts: of these rows, each of which
-    computes one token besides; none is in flight, and `counts` count both.
+    Their block tables already have room for these tokens. drafts: of these rows, behind their known
+    tokens; none is in flight, and `counts` count both.
     """
     own = rows.array
     at = requests.slot[own]
@@ -101,9 +101,10 @@ def token_columns(
         gathered = in_flight[token_rows]
     if drafts is not None:
         token_ids = np.empty(len(positions), np.int64)
-        is_known = np.zeros(len(positions), np.bool_)
-        is_known[offsets] = True
-        token_ids[is_known], token_ids[~is_known] = tokens.last(rows), drafts.token_ids
+        num_known = counts - drafts.lens
+        is_known = positions < (starts + num_known)[token_rows]
+        token_ids[is_known] = tokens.gather(rows, starts, num_known)
+        token_ids[~is_known] = drafts.token_ids
         gather_slots = np.full(len(positions), -1)
     elif in_flight.all():
         token_ids = np.zeros(len(positions), np.int64)
@@ -190,12 +191,10 @@ class PlanBuilder:
         requests, sampled = self._requests, columns.sampled.array
         sampling = requests.sampling(columns.sampled)
         places, ahead = sampled, None
-        if columns.draft_lens is not None:  # all rows are sampled, and behind each of their drafts
-            places = np.repeat(sampled, 1 + columns.draft_lens)
-            ends = np.cumsum(1 + columns.draft_lens)
-            ahead = np.arange(len(places)) - np.repeat(
-                ends - 1 - columns.draft_lens, 1 + columns.draft_lens
-            )
+        if columns.draft_lens is not None:  # sampled behind each of the drafts, too
+            nums = 1 + columns.draft_lens[columns.by_row["samples"]]
+            places = np.repeat(sampled, nums)
+            ahead = np.arange(len(places)) - np.repeat(np.cumsum(nums) - nums, nums)
         masked_rows, masked_ids = requests.masks(places, ahead)
         constraints = None
         if requests.constraints:

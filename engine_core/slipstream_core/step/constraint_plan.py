@@ -19,9 +19,12 @@ they are plain numpy columns; a plan has none if no sampled row is constrained.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from slipstream_ipc.history.pages import spans
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -90,3 +93,38 @@ class ConstraintPlan:
     rows: Int64s  # [C] indices of the constrained rows among the S sampled rows
     constraints: StepConstraints
     refill: ConstraintRefill | None
+    drafts: DraftsAhead | None = None  # if some rows stand behind drafts of theirs
+
+
+@dataclass(frozen=True, slots=True)
+class DraftsAhead:
+    """The drafts in front of each of C rows, which a step computes as if they were known. The rows
+    of a request are adjacent, behind one draft more each.
+    """
+
+    lens: Int64s  # [C]
+    token_ids: Int64s  # [C, most] padded with NO_TOKEN behind
+
+
+_BY_OWNER = {
+    "bias_rows": ("bias_ids", "biases"),
+    "allowed_rows": ("allowed_state_slots",),
+    "banned_rows": ("banned_ids",),
+    "word_rows": ("word_state_slots", "word_heads", "word_lasts"),
+    "tail_rows": ("tail_state_slots",),
+    "penalty_rows": ("count_state_slots", "repetitions", "frequencies", "presences"),
+}
+
+
+def repeated(constraints: StepConstraints, rows: Int64s, num_rows: int) -> StepConstraints:
+    """The constraints of other rows, each of which has those of one of these `num_rows`: `rows`
+    [C], ascending.
+    """
+    columns: dict[str, Any] = {"any_repetition": constraints.any_repetition}
+    for owner, names in _BY_OWNER.items():
+        nums = np.bincount(getattr(constraints, owner), minlength=num_rows)
+        at = spans((np.cumsum(nums) - nums)[rows], nums[rows])
+        columns[owner] = np.repeat(np.arange(len(rows)), nums[rows])
+        for name in names:
+            columns[name] = getattr(constraints, name)[at]
+    return StepConstraints(**columns)

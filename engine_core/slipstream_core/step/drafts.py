@@ -16,8 +16,21 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from slipstream_core.step.plan import Logprobs, StepPlan, StepResult, columns_over
+from slipstream_core.step.constraint_plan import (
+    NO_TOKEN,
+    ConstraintPlan,
+    DraftsAhead,
+    repeated,
+)
+from slipstream_core.step.plan import (
+    Logprobs,
+    StepPlan,
+    StepResult,
+    columns_over,
+)
+from slipstream_ipc.history.pages import spans
 
+Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 
 _COMPUTED = ("query_lens", "kv_lens")
@@ -38,14 +51,11 @@ class Accepted(NamedTuple):
 
     counts: Int64s  # [S], one more than drafts that are right
     places: Int64s  # [sum(counts)] of the V places, those that are kept
+    is_kept: Bools  # [V]
 
 
 def unfold(plan: StepPlan) -> Unfolded:
-    """Put a row of one token in place of each token of the rows that have drafts.
-
-    These rows have nothing that needs to know of the drafts before a place: no constraints, no
-    grammar, no listed log-probabilities.
-    """
+    """Put a row of one token in place of each token of the rows that have drafts."""
     drafts = plan.draft_lens
     assert drafts is not None
     assert plan.snapshots is None
@@ -59,9 +69,11 @@ def unfold(plan: StepPlan) -> Unfolded:
     columns: dict[str, Any] = {name: getattr(plan, name)[rows] for name in _BY_ROW}
     columns |= {name: getattr(plan, name)[places] for name in _BY_SAMPLE}
     if plan.constraints is not None:
-        columns["constraints"] = replaced(plan.constraints, rows=firsts[plan.constraints.rows])
+        columns["constraints"] = _at_places(plan.constraints, plan, firsts, num_places)
     if plan.listed is not None:
-        columns["listed"] = replaced(plan.listed, rows=firsts[plan.listed.rows])
+        nums = num_places[plan.listed.rows]
+        at = spans(firsts[plan.listed.rows], nums)
+        columns["listed"] = replaced(plan.listed, rows=at, ids=plan.listed.ids.repeat(nums, 0))
     if plan.prompt is not None:
         columns["prompt"] = replaced(
             plan.prompt, rows=(np.cumsum(num_rows) - num_rows)[plan.prompt.rows]
@@ -71,13 +83,36 @@ def unfold(plan: StepPlan) -> Unfolded:
         num_decodes=int(np.count_nonzero(np.logical_and.accumulate(query_lens == 1))),
         query_lens=query_lens,
         kv_lens=(plan.kv_lens[rows] - behind).astype(np.int32),
-        grammar_rows=firsts[plan.grammar_rows],
+        grammar_rows=spans(firsts[plan.grammar_rows], num_places[plan.grammar_rows]),
         draft_lens=None,
         **columns,
     )
     lasts = np.cumsum(query_lens, dtype=np.int64) - 1
     inputs = plan.token_ids[lasts[rowwise.samples]]
     return Unfolded(rowwise, num_places, inputs)
+
+
+def _at_places(
+    constraints: ConstraintPlan, plan: StepPlan, firsts: Int64s, num_places: Int64s
+) -> ConstraintPlan:
+    """The constraints of all places of their rows. firsts, num_places: [S] places of each row."""
+    nums = num_places[constraints.rows]
+    if nums.max() == 1:
+        return replaced(constraints, rows=firsts[constraints.rows])
+    owners = np.repeat(np.arange(len(nums)), nums)
+    lens = np.arange(len(owners)) - np.repeat(np.cumsum(nums) - nums, nums)
+    # a row's drafts are the last of its tokens in the step
+    ends = np.cumsum(plan.query_lens, dtype=np.int64)[plan.samples][constraints.rows]
+    numbers = np.arange(int(nums.max()) - 1)
+    at = (ends - nums + 1)[owners, None] + numbers
+    is_ahead = numbers < lens[:, None]
+    token_ids = np.where(is_ahead, plan.token_ids[np.where(is_ahead, at, 0)], NO_TOKEN)
+    return replaced(
+        constraints,
+        rows=spans(firsts[constraints.rows], nums),
+        constraints=repeated(constraints.constraints, owners, len(nums)),
+        drafts=DraftsAhead(lens, token_ids),
+    )
 
 
 def accepted(step: Unfolded, token_ids: Int64s) -> Accepted:
@@ -89,7 +124,7 @@ def accepted(step: Unfolded, token_ids: Int64s) -> Accepted:
     wrong = np.cumsum(is_wrong)  # up to each place
     is_kept = wrong == np.repeat(wrong[firsts], num_places)
     counts = np.add.reduceat(is_kept.astype(np.int64), firsts)
-    return Accepted(counts, np.flatnonzero(is_kept))
+    return Accepted(counts, np.flatnonzero(is_kept), is_kept)
 
 
 def only_accepted(result: StepResult, step: Unfolded, found: Accepted) -> StepResult:
@@ -98,7 +133,8 @@ def only_accepted(result: StepResult, step: Unfolded, found: Accepted) -> StepRe
     if logprobs is not None:
         at = found.places
         logprobs = Logprobs(logprobs.values[at], logprobs.ids[at], logprobs.ranks[at])
-    wide = ((int(np.searchsorted(found.places, place)), each) for place, each in result.wide)
+    kept = {place: number for number, place in enumerate(found.places.tolist())}
+    wide = ((kept[place], each) for place, each in result.wide if place in kept)
     return replaced(
         result,
         token_ids=result.token_ids[found.places],

@@ -36,7 +36,7 @@ class Rows:
         self.drafter.observe(self.rows, given_ids, None, self.log)
 
     def proposed(self, most: int = 100) -> list[list[int]]:
-        drafts = self.drafter.propose(self.rows, np.full(len(self.rows), most))
+        drafts = self.drafter.propose(self.rows, np.full(len(self.rows), most), 0)
         if drafts is None:
             return [[] for _ in self.rows.tolist()]
         assert drafts.lens.sum() == len(drafts.token_ids) > 0
@@ -92,10 +92,10 @@ def test_limits_are_kept_and_other_rows_are_left_alone() -> None:
     for token in PARAGRAPH[:6]:
         rows.sampled(token, token, token)
     assert rows.proposed(3) == [PARAGRAPH[6:9], [], PARAGRAPH[6:9]]
-    drafts = rows.drafter.propose(rows.rows, np.array([0, 5, 1]))
+    drafts = rows.drafter.propose(rows.rows, np.array([0, 5, 1]), 0)
     assert drafts is not None
     assert (drafts.lens.tolist(), drafts.token_ids.tolist()) == ([0, 0, 1], PARAGRAPH[6:7])
-    assert rows.drafter.propose(rows.rows, np.zeros(3, np.int64)) is None
+    assert rows.drafter.propose(rows.rows, np.zeros(3, np.int64), 0) is None
 
 
 def test_a_long_prompt_is_taken_in_piece_by_piece() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from tests.helpers.told_drafts import ToldDrafts
 
 from slipstream_core.build import drafter_of
@@ -18,6 +19,7 @@ from slipstream_core.config import CoreConfig, SpeculativeConfig
 from slipstream_core.model.loader import load_model
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.step.plan import ModelInfo
+from slipstream_ipc.messages import SamplingParams
 from slipstream_lab.common.bare_loop import Driven, LoopRequest, drive
 from slipstream_lab.models import tiny_models
 
@@ -53,24 +55,59 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.7, "top_k": 20, "min_p": 0.02, "seed": 5},
     {"num_logprobs": 0},
 ]
+PENALISED = SamplingParams(
+    presence_penalty=0.5, frequency_penalty=0.3, repetition_penalty=1.2, logit_bias={7: 2.0}
+)
+ALLOWED = SamplingParams(
+    allowed_token_ids=[*range(10, 90)], frequency_penalty=-0.2, logprob_token_ids=[11, 12, 5]
+)
+LISTED = replace(ALLOWED, logprob_token_ids=[40, 13, 80])
+# more than 63 log-probabilities are no columns; words are banned by what is said in front of them
+CONSTRAINED: list[dict[str, Any]] = [
+    {"more": PENALISED},
+    {"more": PENALISED, "temperature": 0.9, "seed": 1, "num_logprobs": 3},
+    {"more": ALLOWED, "num_logprobs": 3},
+    {"more": LISTED, "temperature": 1.0, "top_p": 0.8, "seed": 2, "num_logprobs": 3},
+    {"num_logprobs": 100, "temperature": 0.8, "seed": 3},
+]
 
 
-def load(architecture: Any, folder: Path, **options: Any) -> TorchRunner:
+def load(
+    architecture: Any, folder: Path, *, max_num_seqs: int = len(KINDS), **options: Any
+) -> TorchRunner:
     torch.set_num_threads(1)
     tiny_models.save(architecture, folder)
     return TorchRunner(
         load_model(str(folder), device="cpu", dtype="float32"),
         num_blocks=200,
         block_size=tiny_models.BLOCK_SIZE,
-        max_num_seqs=len(KINDS),
+        max_num_seqs=max_num_seqs,
         kernel_config=KernelConfig(threads=1, **options),
     )
 
 
-def said(driven: Driven) -> list[tuple[list[int], list[float]]]:
+def said(
+    driven: Driven, kinds: list[dict[str, Any]]
+) -> list[tuple[list[int], list[float], list[float]]]:
     return [
-        (each.token_ids, each.logprobs if "num_logprobs" in kind else [])
-        for each, kind in zip(driven.outputs, KINDS, strict=True)
+        (each.token_ids, each.logprobs if "num_logprobs" in kind else [], each.others)
+        for each, kind in zip(driven.outputs, kinds, strict=True)
+    ]
+
+
+def asked(
+    kinds: list[dict[str, Any]], words: list[tuple[tuple[int, ...], ...]] | None = None
+) -> list[LoopRequest]:
+    return [
+        LoopRequest(np.array(prompt, np.uint32), 40, **kind, bad_words=words[at] if words else ())
+        for at, (prompt, kind) in enumerate(zip(tiny_models.prompts(), kinds, strict=True))
+    ]
+
+
+def texts_of(plain: Driven) -> list[list[int]]:
+    return [
+        [*prompt, *output.token_ids]
+        for prompt, output in zip(tiny_models.prompts(), plain.outputs, strict=True)
     ]
 
 
@@ -79,28 +116,66 @@ def test_equals_what_is_said_without_drafts(architecture: Any, tmp_path: Path) -
     runner = load(architecture, tmp_path)
     try:
         assert runner.info.takes_drafts
-        prompts = tiny_models.prompts()
-        requests = [
-            LoopRequest(np.array(prompt, np.uint32), 40, **kind)
-            for prompt, kind in zip(prompts, KINDS, strict=True)
-        ]
+        requests = asked(KINDS)
         plain = drive(runner, requests, budget=512)
         assert not any(step.num_drafts for step in plain.steps)
-        texts = [
-            [*prompt, *output.token_ids]
-            for prompt, output in zip(prompts, plain.outputs, strict=True)
-        ]
+        texts = texts_of(plain)
         for most in (1, 4, 16):
             drafter = ToldDrafts(texts, runner.info.vocab_size, most, seed=most)
             drafted = drive(runner, requests, budget=512, drafter=drafter)
-            assert said(drafted) == said(plain), most
+            assert said(drafted, KINDS) == said(plain, KINDS), most
             num_drafts = sum(step.num_drafts for step in drafted.steps)
             num_accepted = sum(step.num_accepted for step in drafted.steps)
             assert 0 < num_accepted < num_drafts
             assert len(drafted.steps) < len(plain.steps)
             # what was computed behind the drafts is a cache like any other
             again = drive(runner, requests, budget=512)
-            assert said(again) == said(plain)
+            assert said(again, KINDS) == said(plain, KINDS)
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("architecture", named({"Llama", "Qwen3"}))
+def test_constraints_and_many_logprobs_are_those_behind_each_draft(
+    architecture: Any, tmp_path: Path
+) -> None:
+    runner = load(architecture, tmp_path)
+    try:
+        free = drive(runner, asked(CONSTRAINED), budget=512)
+        # forbid what would be said: pairs and triples in the middle of it
+        words = [
+            tuple(tuple(ids[at : at + num]) for at, num in ((3, 2), (9, 3), (20, 2)))
+            for ids in (each.token_ids for each in free.outputs)
+        ]
+        requests = asked(CONSTRAINED, words)
+        plain = drive(runner, requests, budget=512)
+        assert said(plain, CONSTRAINED) != said(free, CONSTRAINED)
+        texts = texts_of(plain)
+        for most in (1, 4, 16):
+            drafter = ToldDrafts(texts, runner.info.vocab_size, most, seed=most)
+            drafted = drive(runner, requests, budget=512, drafter=drafter)
+            assert said(drafted, CONSTRAINED) == said(plain, CONSTRAINED), most
+            num_drafts = sum(step.num_drafts for step in drafted.steps)
+            assert 0 < sum(step.num_accepted for step in drafted.steps) < num_drafts
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("architecture", named({"Llama", "Qwen3", "Qwen2, sliding window"}))
+def test_drafts_beside_prompts_change_nothing(architecture: Any, tmp_path: Path) -> None:
+    """Of five requests two run at a time, so prompts come beside rows that have drafts."""
+    runner = load(architecture, tmp_path, max_num_seqs=2)
+    try:
+        requests = asked(CONSTRAINED)
+        plain = drive(runner, requests, budget=512, is_cached=True)
+        texts = texts_of(plain)
+        num_beside = 0
+        for most in (1, 4, 16):
+            drafter = ToldDrafts(texts, runner.info.vocab_size, most, seed=most)
+            drafted = drive(runner, requests, budget=512, is_cached=True, drafter=drafter)
+            assert said(drafted, CONSTRAINED) == said(plain, CONSTRAINED), most
+            num_beside += sum(step.num_drafts > 0 and step.has_prompts for step in drafted.steps)
+        assert num_beside
     finally:
         runner.close()
 

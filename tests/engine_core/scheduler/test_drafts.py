@@ -87,7 +87,7 @@ class Prophet:
         elif self.rng.random() < 0.15:
             self.pause = self.rng.randint(2, 12)
 
-    def propose(self, rows: RowSet, most: Int64s) -> Drafts | None:
+    def propose(self, rows: RowSet, most: Int64s, num_beside: int) -> Drafts | None:
         lens, drafts = [], []
         for row, limit in zip(rows.tolist(), most.tolist(), strict=True):
             assert row in self.rows

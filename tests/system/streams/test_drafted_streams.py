@@ -28,7 +28,7 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.7, "top_k": 20, "min_p": 0.02, "seed": 5},
     {"stop": ["the ", "at"], "min_tokens": 10},
     {"logprobs": 0, "ignore_eos": True},
-    {"repetition_penalty": 1.2},  # these two have no drafts
+    {"repetition_penalty": 1.2},
     {"logit_bias": {17: 2.0}, "bad_words": ["of"]},
 ]
 DRAFTS = SpeculativeConfig(
