@@ -4,7 +4,8 @@ them in turn, and what drafting costs where nothing repeats.
 The scheduler and the runner alone, one step ahead, on the CPU in float32. Random weights edit
 nothing, so in the runs called `edit` what is sampled is replaced by a text: a module of Python's
 library with a name changed, behind that module as it is. All else of a step is computed. In the
-runs called `fresh` the model samples at temperature 1, and nothing repeats.
+runs called `fresh` the model samples at temperature 1, and nothing repeats. Those called `forced`
+are of the demo model, which has learnt to spell: JSON without blanks by a schema of ten keys.
 
 A round measures each kind with drafts and without, in turn; the speed is the median of the pairs'
 ratios. Numbers of steps do not depend on the machine. A line a goal says what was to be reached.
@@ -16,14 +17,17 @@ import argparse
 import statistics
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec import structs
 from transformers import AutoTokenizer
 
 from slipstream.cli.options.parser import Parser
@@ -31,13 +35,17 @@ from slipstream.demo_model import MODEL_PATH
 from slipstream_bench.common.measures import Row
 from slipstream_bench.common.options import Option, add, fill_in, integer
 from slipstream_bench.common.report import add_common, check_common, print_rows
+from slipstream_core.build import drafter_of
 from slipstream_core.config import CoreConfig, SpeculativeConfig
 from slipstream_core.drafting.ngram_drafter import NgramDrafter
 from slipstream_core.drafting.step_costs import StepCosts
+from slipstream_core.grammar.llguidance_backend import Vocabulary, ids_as_mask
+from slipstream_core.grammar.matcher import GrammarMatcher, SharedGrammar
 from slipstream_core.runner import torch_factory, torch_runner
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.step.plan import StepPlan
+from slipstream_core.step.plan import ModelInfo, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
+from slipstream_ipc.messages import StructuredOutputs
 from slipstream_ipc.row_set import RowSet
 from slipstream_lab.common.bare_loop import Driven, LoopRequest, drive
 from slipstream_lab.common.goals import Goal
@@ -51,8 +59,18 @@ _DRAFTS = SpeculativeConfig(
 _CHANGED = ("text", "content")  # a name in the module, and what it becomes
 _LEAST = {("edit", 1): 2.5, ("edit", 8): 1.5, ("fresh", 1): 0.98, ("fresh", 8): 0.98}
 _LEAST[("fresh", 64)] = 0.98
+_LEAST_FORCED, _MOST_FORCED_STEPS = 1.3, 0.67
+_KEYS: tuple[str, ...] = ("name", "description", "version", "author", "license")
+_KEYS += ("homepage", "repository", "keywords", "dependencies", "maintainers")
+_SCHEMA = {
+    "type": "object",
+    "properties": {key: {"enum": ["yes", "no", "unknown"]} for key in _KEYS},
+    "required": list(_KEYS),
+    "additionalProperties": False,
+}
 _MOST_US_A_TOKEN, _MOST_US_A_STEP = 0.5, 300.0
 _HOST_ROWS = 1024
+_MOST_FORCED = 400  # tokens of an answer by the schema
 
 _OPTIONS = (
     Option("tokens", integer(8, 512), "tokens of each answer; default: 192, with --quick 24"),
@@ -99,6 +117,7 @@ def bench_speculation(arguments: argparse.Namespace) -> int:
         rows = _in_pairs(runner, arguments.runs, num_tokens, values["prompt"])
     finally:
         runner.close()
+    rows.append(_forced_row(config, arguments.runs))
     rows.append(host_row(num_tokens))
     columns = ("kind", "streams", "speedup", "steps", "drafted_steps", "drafts", "accepted")
     print_rows(rows, arguments, (*columns, "overlapped", "same", "us_a_token", "us_a_step"))
@@ -119,6 +138,11 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
             found.append(
                 Goal(f"{of} step", _number(row["us_a_step"]), _MOST_US_A_STEP, is_most=True)
             )
+        elif kind == "forced":
+            of = "forced, 1 stream, times the"
+            steps = _number(row["drafted_steps"]) / _number(row["steps"])
+            found.append(Goal(f"{of} speed", _number(row["speedup"]), _LEAST_FORCED))
+            found.append(Goal(f"{of} steps", steps, _MOST_FORCED_STEPS, is_most=True))
         else:
             name = f"{kind}, {streams} streams, times the speed without drafts"
             found.append(
@@ -141,6 +165,36 @@ def _in_pairs(runner: TorchRunner, rounds: int, num_tokens: int, prompt_len: int
             with said(texts):
                 found[kind, streams].append(_pair(runner, requests, is_reversed=at % 2 == 1))
     return [_row(kind, streams, each) for (kind, streams), each in found.items()]
+
+
+def _forced_row(config: CoreConfig, rounds: int) -> Row:
+    """A stream at a time whose grammar forces most of what it says."""
+    runner = torch_factory.load_runner(structs.replace(config, model=str(MODEL_PATH)))
+    try:
+        start = _grammar(runner.info)
+        tokenizer = AutoTokenizer.from_pretrained(str(MODEL_PATH))
+        pairs = []
+        for at in range(rounds):
+            ids = tokenizer(f"Package {at} is described by")["input_ids"]
+            request = LoopRequest(np.array(ids, np.uint32), _MOST_FORCED, grammar=start)
+            request = replace(request, temperature=0.7, seed=at)
+            said = drive(runner, [request], budget=_BUDGET).outputs[0].token_ids
+            num = min(said.index(each) for each in runner.info.eos_token_ids if each in said)
+            requests = [replace(request, max_tokens=num + 1)]
+            pairs.append(_pair(runner, requests, is_reversed=at % 2 == 1))
+        return _row("forced", 1, pairs)
+    finally:
+        runner.close()
+
+
+def _grammar(info: ModelInfo) -> Callable[[], GrammarMatcher]:
+    """Return what starts the schema's grammar."""
+    ends = info.eos_token_ids
+    vocabulary = Vocabulary(MODEL_PATH / "tokenizer.json", info.vocab_size, ends)
+    outputs = StructuredOutputs(json=_SCHEMA, disable_any_whitespace=True)
+    grammar = SharedGrammar(lambda: vocabulary.compile(outputs), spell=vocabulary.spell)
+    mask = ids_as_mask(ends, info.vocab_size)
+    return lambda: GrammarMatcher(grammar, frozenset(ends), mask, vocabulary.ends)
 
 
 def _row(kind: str, streams: int, pairs: Sequence[Sides]) -> Row:
@@ -167,14 +221,8 @@ def _ids(driven: Driven) -> list[list[int]]:
 def _pair(runner: TorchRunner, requests: Sequence[LoopRequest], *, is_reversed: bool) -> Sides:
     seconds, runs = {}, {}
     for is_drafted in (True, False) if is_reversed else (False, True):
-        drafter = None
-        if is_drafted:
-            drafter = NgramDrafter(
-                num_speculative_tokens=_DRAFTS.num_speculative_tokens,
-                prompt_lookup_min=_DRAFTS.prompt_lookup_min,
-                prompt_lookup_max=_DRAFTS.prompt_lookup_max,
-                costs=StepCosts(runner.info.decode_s),
-            )
+        config = CoreConfig(model="", address="", speculative_config=_DRAFTS)
+        drafter = partial(drafter_of, config, runner.info) if is_drafted else None
         driven = drive(runner, requests, budget=_BUDGET, drafter=drafter)
         # from the first step on, which has the prompts
         seconds[is_drafted] = driven.steps[-1].at_s - driven.steps[0].at_s

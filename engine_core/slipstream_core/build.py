@@ -22,6 +22,7 @@ from slipstream_core.engine import Engine
 from slipstream_core.engine_counters import EngineCounters
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.compiler import GrammarCompiler
+from slipstream_core.grammar.grammar_drafter import GrammarDrafter
 from slipstream_core.grammar.llguidance_backend import Vocabulary
 from slipstream_core.model.fingerprint import fingerprint_of
 from slipstream_core.model.host_memory import read_host_memory
@@ -125,6 +126,7 @@ class CoreEngine(Protocol):
         runner: TurnRunner[Any],
         tokens: TokenLog,
         logprob_budget: LogprobBudget,
+        grammars: GrammarBitmasks,
     ) -> Scheduling[Any]:
         """The scheduler for `runner`, over `tokens`. Raises ValueError where settings and model are
         incompatible.
@@ -158,6 +160,7 @@ class _OwnEngine:
         runner: TurnRunner[Any],
         tokens: TokenLog,
         logprob_budget: LogprobBudget,
+        grammars: GrammarBitmasks,
     ) -> Scheduling[Any]:
         info = runner.info
         return Scheduler(
@@ -173,7 +176,7 @@ class _OwnEngine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=info.max_model_len,
             logprob_budget=logprob_budget,
-            drafter=drafter_of(config, info),
+            drafter=drafter_of(config, info, grammars),
         )
 
 
@@ -191,7 +194,8 @@ def assemble_core(
     info = runner.info
     store, senders = CoreStreamStore(), dict[bytes, WorkerSender]()
     logprob_budget = LogprobBudget(int(config.logprobs_gib * 2**30))
-    scheduler = engine_of(config).scheduler(config, runner, store.tokens, logprob_budget)
+    grammars = GrammarBitmasks(store.tokens, info.vocab_size)
+    scheduler = engine_of(config).scheduler(config, runner, store.tokens, logprob_budget, grammars)
     suspects: tuple[bytes, ...] = ()
     note = None
     if config.runtime_dir is not None:
@@ -217,7 +221,6 @@ def assemble_core(
         aliases=config.aliases,
         adapters=info.adapters,
     )
-    grammars = GrammarBitmasks(store.tokens, info.vocab_size)
     compiler = GrammarCompiler(
         lambda: Vocabulary(find_tokenizer(config.model), info.vocab_size, info.eos_token_ids)
     )
@@ -287,7 +290,9 @@ def assemble_core(
     )
 
 
-def drafter_of(config: CoreConfig, info: ModelInfo) -> NgramDrafter | None:
+def drafter_of(
+    config: CoreConfig, info: ModelInfo, grammars: GrammarBitmasks
+) -> GrammarDrafter | None:
     """The drafter that is configured; None without one, and where the model's runner takes none."""
     given = config.speculative_config
     if given is None:
@@ -300,12 +305,14 @@ def drafter_of(config: CoreConfig, info: ModelInfo) -> NgramDrafter | None:
             info.name,
         )
         return None
-    return NgramDrafter(
-        num_speculative_tokens=given.num_speculative_tokens,
+    costs, most = StepCosts(info.decode_s), given.num_speculative_tokens
+    own_text = NgramDrafter(
+        num_speculative_tokens=most,
         prompt_lookup_min=given.prompt_lookup_min,
         prompt_lookup_max=given.prompt_lookup_max,
-        costs=StepCosts(info.decode_s),
+        costs=costs,
     )
+    return GrammarDrafter(own_text, grammars, num_speculative_tokens=most, costs=costs)
 
 
 def _max_waiting_tokens(config: CoreConfig, max_model_len: int) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -16,6 +16,8 @@ import numpy.typing as npt
 from msgspec import structs
 
 from slipstream_core.drafting.drafter import Drafter
+from slipstream_core.grammar.bitmasks import GrammarBitmasks
+from slipstream_core.grammar.matcher import GrammarMatcher
 from slipstream_core.scheduler.constraint_columns import token_constraints
 from slipstream_core.scheduler.scheduler import CacheConfig, NewRequest, Scheduler
 from slipstream_core.step.plan import ModelInfo, Runner, StepPlan
@@ -40,6 +42,7 @@ class LoopRequest:
     adapter: int = -1  # its place; with the prefix cache requests share blocks with their own
     more: SamplingParams = _NOTHING  # what else it asks for
     bad_words: tuple[tuple[int, ...], ...] = ()  # in token ids
+    grammar: Callable[[], GrammarMatcher] | None = None  # at its start
 
 
 @dataclass(slots=True)
@@ -116,6 +119,7 @@ def add_request(scheduler: Scheduler, tokens: TokenLog, row: int, it: LoopReques
             adapter=it.adapter,
             worker_ends=False,
             constraints=token_constraints(it.more, it.bad_words),
+            has_grammar=it.grammar is not None,
         )
     )
 
@@ -147,13 +151,20 @@ def drive(
     budget: int,
     num_blocks: int | None = None,
     is_cached: bool = False,
-    drafter: Drafter | None = None,
+    drafter: Drafter | Callable[[GrammarBitmasks], Drafter | None] | None = None,
 ) -> Driven:
     """Run all requests to their lengths, with `budget` tokens per step.
 
     num_blocks: fewer cache blocks than the runner has. is_cached: with the prefix cache. drafter:
-    see `new_scheduler`.
+    see `new_scheduler`; or made for the grammars of the requests.
     """
+    tokens = TokenLog()
+    grammars = GrammarBitmasks(tokens, runner.info.vocab_size)
+    for row, it in enumerate(requests):
+        if it.grammar is not None:
+            grammars.add(row, it.grammar(), len(it.prompt))
+    if callable(drafter):
+        drafter = drafter(grammars)
     scheduler = new_scheduler(
         requests,
         num_blocks=num_blocks or runner.num_blocks,
@@ -161,6 +172,7 @@ def drive(
         budget=budget,
         max_model_len=runner.info.max_model_len,
         info=runner.info if is_cached else None,
+        tokens=tokens,
         drafter=drafter,
     )
     acked = np.zeros(len(requests), np.int64)  # no reader acknowledges
@@ -171,6 +183,8 @@ def drive(
         while len(in_flight) < 2 and (plan := scheduler.schedule(acked)) is not None:
             runner.launch(plan)
             in_flight.append(plan)
+            if plan.awaits_masks and len(in_flight) == 1:
+                runner.sample(plan, grammars.masks(scheduler.grammar_rows_of(plan))[0])
         assert in_flight, "no request can run, and none runs"
         plan = in_flight.popleft()
         result = runner.collect()
@@ -184,6 +198,9 @@ def drive(
             step = replace(step, has_prompts=has_prompts)
         steps.append(step)
         sampled = scheduler.complete(plan, result.token_ids, result.counts)
+        if in_flight and in_flight[0].awaits_masks:
+            rows = scheduler.grammar_rows_of(in_flight[0])
+            runner.sample(in_flight[0], grammars.masks(rows)[0])
         rows, wide = sampled.rows.array, dict(result.wide)
         if sampled.counts is not None:
             rows = np.repeat(rows, sampled.counts)

@@ -28,8 +28,9 @@ class StepCosts:
         """
         rows, seconds = zip(*(measured or _USUAL), strict=True)
         self._rows = np.array(rows, np.float64)
-        # a step of more rows does not take less: what says so was disturbed
-        self._seconds = np.maximum.accumulate(np.array(seconds, np.float64))
+        # a step of fewer rows takes no longer: what says so was disturbed, as by another process
+        least = np.minimum.accumulate(np.array(seconds, np.float64)[::-1])
+        self._seconds = least[::-1]
 
     def seconds(self, rows: Float64s | Int64s) -> Float64s:
         """The time of steps of so many rows each."""

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,10 +62,15 @@ class GrammarBitmasks:
         self._tokens = tokens
         self.vocab_size = vocab_size
         self._rows: dict[int, _MaskedRow] = {}
+        # by row: the length of its history, and the masks behind it and behind each draft
+        self._ahead: dict[int, tuple[int, Int32s]] = {}
         self.num_filled = 0
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._rows
 
     def add(
         self,
@@ -89,20 +94,67 @@ class GrammarBitmasks:
     def drop(self, row: int) -> None:
         """Drop a row's grammar, if it has one."""
         self._rows.pop(row, None)
+        self._ahead.pop(row, None)
+
+    def forced(self, row: int) -> list[int]:
+        """What the grammar of a row, whose reasoning is not followed, forces next, as the model's
+        tokenizer has it. A model may spell it otherwise.
+        """
+        try:
+            state = self._matcher_up_to_date(row)
+        except GrammarBroken:  # `masks` finds it, too
+            return []
+        return [] if state is None else state.forced()
+
+    def foresee(self, row: int, token_ids: Sequence[int]) -> int:
+        """Fill the masks behind drafts of a row, whose reasoning is not followed, for the step that
+        is planned next. Returns how many of them its grammar allows.
+        """
+        masks = np.empty((1 + len(token_ids), num_words(self.vocab_size)), np.int32)
+        permitted, num = self._rows[row].permitted, 0
+        try:
+            state = self._matcher_up_to_date(row)
+            if state is None:
+                return 0
+            for mask in state.copy().masks_behind(token_ids, masks):
+                if permitted is not None and not (mask & permitted).any():
+                    break
+                num += 1
+        except GrammarBroken:  # what lies in front of it is allowed
+            pass
+        self.num_filled += num
+        self._ahead[row] = self._tokens.length(row), masks[:num]
+        return max(num - 1, 0)
+
+    def _masks_ahead(self, row: int) -> Int32s | None:
+        """What `foresee` has filled, if no token of the row has arrived since."""
+        length, masks = self._ahead.get(row, (-1, None))
+        return masks if length == self._tokens.length(row) else None
 
     def masks(self, rows: Int64s) -> tuple[Int32s, list[tuple[int, Fault]]]:
         """The masks of what each of `rows` [G] may sample next, int32 [G, ceil(vocab / 32)].
 
-        Also returns the rows that cannot go on, with the fault that ends each. These, and NO_ROW,
-        whose token will be dropped, may sample anything.
+        A row that stands there several times samples behind its drafts, too (`foresee`). Also
+        returns the rows that cannot go on, with the fault that ends each. These, and NO_ROW, whose
+        token will be dropped, may sample anything.
         """
         masks = np.empty((len(rows), num_words(self.vocab_size)), np.int32)
         broken: list[tuple[int, Fault]] = []
         states: list[tuple[int, int, GrammarMatcher]] = []
         to_fill: list[tuple[Any, int]] = []
-        for i, row in enumerate(rows.tolist()):
+        every, ahead, num_ahead = rows.tolist(), None, 0
+        for i, row in enumerate(every):
             if row == NO_ROW:
                 masks[i] = _EVERYTHING
+                continue
+            if i and every[i - 1] == row:
+                assert ahead is not None, "a row has drafts that were not foreseen"
+                num_ahead += 1
+                masks[i] = ahead[num_ahead]
+                continue
+            ahead, num_ahead = self._masks_ahead(row), 0
+            if ahead is not None and len(ahead):
+                masks[i] = ahead[0]
                 continue
             try:
                 if (mask := self._mask_of_reasoning(row)) is not None:

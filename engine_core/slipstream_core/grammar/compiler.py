@@ -206,7 +206,8 @@ class GrammarCompiler:
         assert self._trial is not None
         try:
             tried = self._trial.ask(outputs, frame)
-            return SharedGrammar(partial(vocabulary.compile_text, tried.text), tried.left_out)
+            compile_it = partial(vocabulary.compile_text, tried.text)
+            return SharedGrammar(compile_it, tried.left_out, spell=vocabulary.spell)
         except GrammarError as error:
             if frame and self._fits_alone(outputs):
                 return FrameError(f"{_FIELD}: {error}")

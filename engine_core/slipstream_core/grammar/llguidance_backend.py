@@ -139,6 +139,10 @@ class Vocabulary:
         _check(matcher)
         return matcher
 
+    def spell(self, text: bytes) -> list[int]:
+        """The tokens in which the tokenizer spells a text."""
+        return list(self._tokenizer.tokenize_bytes(text))
+
     def follow(self, matcher: Any, num_tokens: int) -> None:
         """Take up to `num_tokens` tokens that a matcher's grammar allows, those with the lowest
         ids, and compute the masks behind them. Raises GrammarError where that exceeds a limit.

@@ -13,7 +13,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,18 @@ class LexerFull(GrammarBroken):
 class SharedGrammar:
     """A compiled grammar, shared by all streams that follow it."""
 
-    def __init__(self, compile_it: Callable[[], Any], left_out: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        compile_it: Callable[[], Any],
+        left_out: tuple[str, ...] = (),
+        *,
+        spell: Callable[[bytes], list[int]],
+    ) -> None:
         """`compile_it` makes a matcher at the start; its GrammarError is passed on. left_out: paths
-        of keywords of schemas that it lacks.
+        of keywords of schemas that it lacks. spell: text as the model's tokenizer has it.
         """
         self.left_out = left_out
+        self.spell = spell
         self._compile = compile_it
         self._matcher = compile_it()
         self._generation = 0  # lexers before the current one
@@ -134,14 +142,42 @@ class GrammarMatcher:
 
     def behind(self, token_ids: Sequence[int]) -> GrammarMatcher | None:
         """A copy, at the start of the grammar, that has taken these; None: they are not allowed."""
-        copy = GrammarMatcher(self._grammar, self.end_ids, self._end_mask, ~self._grammars_own)
+        other = GrammarMatcher(self._grammar, self.end_ids, self._end_mask, ~self._grammars_own)
         try:
-            copy.accept_tokens(token_ids)
+            other.accept_tokens(token_ids)
         except LexerFull:
-            copy.renew(token_ids)
+            other.renew(token_ids)
         except GrammarBroken:
             return None
-        return copy
+        return other
+
+    def copy(self) -> GrammarMatcher:
+        """A copy at the same position."""
+        found = copy(self)
+        found._matcher = self._matcher.deep_copy()
+        return found
+
+    def forced(self) -> list[int]:
+        """What must follow, as the model's tokenizer has it; empty where a choice does."""
+        if self._is_over:
+            return []
+        text = self._matcher.compute_ff_bytes()
+        return self._grammar.spell(text) if text else []
+
+    def masks_behind(self, token_ids: Sequence[int], masks: Int32s) -> Iterator[Int32s]:
+        """Fill the masks here and behind each of these tokens, [1 + n, words], until one is not
+        allowed, or ends the answer. Moves on; meant for a copy. Raises GrammarBroken.
+        """
+        if self._is_over:
+            return
+        for number, mask in enumerate(masks):
+            if number:
+                token_id = token_ids[number - 1]
+                if token_id in self.end_ids or not self._matcher.try_consume_tokens([token_id]):
+                    return
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            self.finish(mask)
+            yield mask
 
     @property
     def is_complete(self) -> bool:

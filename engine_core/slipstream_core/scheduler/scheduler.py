@@ -76,9 +76,7 @@ _NO_ROWS: Int64s = np.empty(0, np.int64)
 
 def _why_undrafted(request: NewRequest) -> str | None:
     """The kind of thing that a request asks for and drafts do not have yet; None if nothing."""
-    if request.has_grammar or request.reasoning is not None:
-        return "grammar"
-    return None
+    return None if request.reasoning is None else "reasoning"
 
 
 class Scheduler:
@@ -447,6 +445,8 @@ class Scheduler:
         counts = np.minimum(counts, most - lengths)
         masked_from = requests.masked_from.take(rows)
         for at in np.flatnonzero(requests.may_need_mask.take(rows)).tolist():
+            if plan.draft_lens is not None and int(rows[at]) not in self._reasoning.by_row:
+                continue  # a grammar from the start: all places had masks
             ids = token_ids[firsts[at] : firsts[at] + counts[at]].tolist()
             counts[at] = self._reasoning.take(int(rows[at]), ids, int(lengths[at]))
             if counts[at] < len(ids) and requests.constraints:  # counted by the runner, too
@@ -463,6 +463,8 @@ class Scheduler:
         if unmasked.any() and requests.constraints:  # the runner has counted what is dropped
             requests.constraints.deactivate(rows[unmasked].tolist())
         several |= unmasked
+        if plan.draft_lens is not None:
+            kv_lens = np.minimum(kv_lens, lengths - 1)
         if several.any():
             requests.begin_generation(rows[several])
             requests.known[rows[several]] = lengths[several]
@@ -517,11 +519,14 @@ class Scheduler:
         return self._in_flight.rows_of(plan)
 
     def grammar_rows_of(self, plan: StepPlan) -> Int64s:
-        """The rows that a plan in flight samples with masks, [G]; NO_ROW where the request is
-        gone, or its sampled token will be dropped.
+        """The rows that a plan in flight samples with masks, [G], one that has drafts once more for
+        each of them; NO_ROW where the request is gone, or its sampled token will be dropped.
         """
         record, at = self._in_flight.record_of(plan), plan.grammar_rows
-        return self._live(record.sampled.array[at], record.sampled_generations[at])
+        rows = self._live(record.sampled.array[at], record.sampled_generations[at])
+        if plan.draft_lens is None:
+            return rows
+        return np.repeat(rows, 1 + plan.draft_lens[plan.samples][at])
 
     def prompt_rows_of(self, plan: StepPlan) -> Int64s:
         """The rows whose prompts a plan in flight scores, [P]; NO_ROW as in grammar_rows_of."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slipstream_core.config import CoreConfig
+from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.scheduler.logprob_budget import LogprobBudget
 from slipstream_core.scheduler.scheduling import Scheduling
 from slipstream_core.step.plan import TurnRunner
@@ -32,6 +33,7 @@ class VllmEngine:
         runner: TurnRunner[Any],
         tokens: TokenLog,
         logprob_budget: LogprobBudget,
+        _grammars: GrammarBitmasks,
     ) -> Scheduling[Any]:
         assert isinstance(runner, VllmRunner)
         most = runner.info.max_num_seqs or config.max_num_seqs

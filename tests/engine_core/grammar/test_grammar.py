@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from slipstream.demo_model import MODEL_PATH
+from slipstream_core.drafting.step_costs import StepCosts
 from slipstream_core.grammar import llguidance_backend
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
+from slipstream_core.grammar.grammar_drafter import GrammarDrafter
 from slipstream_core.grammar.llguidance_backend import (
     GrammarError,
     Vocabulary,
@@ -34,6 +36,7 @@ from slipstream_core.scheduler.constraint_columns import (
 from slipstream_core.step.limits import NO_ROW
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import Fault, StructuredOutputs
+from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.validation.structured_output import MAX_CHOICES
 
 EOS = (1, 0)
@@ -44,7 +47,7 @@ VOCABULARY = Vocabulary(MODEL_PATH / "tokenizer.json", VOCAB_SIZE, EOS)
 
 def start(outputs: StructuredOutputs, ends: tuple[int, ...] = EOS) -> GrammarMatcher:
     end_mask = ids_as_mask(ends, VOCAB_SIZE)
-    grammar = SharedGrammar(lambda: VOCABULARY.compile(outputs))
+    grammar = SharedGrammar(lambda: VOCABULARY.compile(outputs), spell=VOCABULARY.spell)
     return GrammarMatcher(grammar, frozenset(ends), end_mask, VOCABULARY.ends)
 
 
@@ -598,7 +601,7 @@ WIDE_LEXER = StructuredOutputs(regex="(a|b|[c-z ])*a(a|b|[c-z ]){60}")
 def test_a_full_lexer_is_no_other_streams_end(monkeypatch: pytest.MonkeyPatch) -> None:
     # its states are shared by all streams of a grammar, and never given back
     monkeypatch.setattr(llguidance_backend, "_MAX_LEXER_STATES", 3000)
-    grammar = SharedGrammar(lambda: VOCABULARY.compile(WIDE_LEXER))
+    grammar = SharedGrammar(lambda: VOCABULARY.compile(WIDE_LEXER), spell=VOCABULARY.spell)
     end_mask = ids_as_mask(EOS, VOCAB_SIZE)
     tokens, generations = TokenLog(), set()
     rows = GrammarBitmasks(tokens, VOCAB_SIZE)
@@ -679,3 +682,118 @@ def test_what_has_no_row_is_left_out_of_every_kind_of_tokenizer() -> None:
     kept = json.loads(within_rows(json.dumps(bpe), 3) or "")
     assert kept["model"] == {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
     assert within_rows(json.dumps(bpe), 4) is None
+
+
+# ---- masks behind drafts -----------------------------------------------------------------------
+
+FORCING = [
+    StructuredOutputs(
+        json={
+            "type": "object",
+            "properties": {"title": {"type": "string"}, "number": {"type": "integer"}},
+            "required": ["title", "number"],
+            "additionalProperties": False,
+        },
+        disable_any_whitespace=True,
+    ),
+    StructuredOutputs(choice=("one thing", "one thing more", "neither of these two")),
+    StructuredOutputs(regex="(ab|ba|[0-9]{2}){3,9}"),
+]
+
+
+def one_row(outputs: StructuredOutputs, ids: list[int]) -> tuple[GrammarBitmasks, TokenLog]:
+    tokens = TokenLog()
+    tokens.open(0)
+    tokens.extend(0, np.array([5, 6, *ids], np.uint32))
+    rows = GrammarBitmasks(tokens, VOCAB_SIZE)
+    rows.add(0, start(outputs), 2)
+    return rows, tokens
+
+
+@settings(max_examples=60, deadline=None)
+@given(outputs=st.sampled_from(FORCING), seed=st.integers(0, 2**32), data=st.data())
+def test_masks_behind_drafts_are_those_behind_the_same_outputs(
+    outputs: StructuredOutputs, seed: int, data: st.DataObject
+) -> None:
+    ids, _ = walk(outputs, seed, 30)
+    begin = data.draw(st.integers(0, len(ids)))
+    drafts = ids[begin : begin + data.draw(st.integers(1, 6))]
+    if drafts and data.draw(st.booleans()):
+        drafts[data.draw(st.integers(0, len(drafts) - 1))] = data.draw(st.integers(0, 4000))
+    wanted, num_allowed = [], 0
+    for num in range(1 + len(drafts)):
+        alone, _ = one_row(outputs, ids[:begin])
+        state = alone._matcher_up_to_date(0)
+        assert state is not None
+        try:
+            state.accept_tokens(drafts[:num])
+        except GrammarBroken:
+            break
+        if EOS[0] not in drafts[:num] and EOS[1] not in drafts[:num]:
+            num_allowed = num
+            wanted.append(allowed(state))
+    rows, tokens = one_row(outputs, ids[:begin])
+    num = rows.foresee(0, drafts)
+    assert num == num_allowed
+    masks, broken = rows.masks(np.zeros(1 + num, np.int64))
+    assert not broken
+    got = [
+        set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+        for mask in masks
+    ]
+    assert got == wanted
+    # some of them were right: what was foreseen has moved nothing
+    kept = drafts[: data.draw(st.integers(0, num))]
+    tokens.extend(0, np.array([*kept, max(wanted[len(kept)])], np.uint32))
+    again, _ = one_row(outputs, [*ids[:begin], *kept, max(wanted[len(kept)])])
+    every = rows.masks(np.zeros(1, np.int64)), again.masks(np.zeros(1, np.int64))
+    assert np.array_equal(every[0][0], every[1][0])
+
+
+class Silent:
+    """A drafter that foresees nothing."""
+
+    awaits_tokens = False
+
+    def open(self, row: int) -> None:
+        pass
+
+    def close(self, rows: Any) -> None:
+        pass
+
+    def observe(self, rows: Any, ids: Any, counts: Any, tokens: Any) -> None:
+        pass
+
+    def propose(self, rows: Any, most: Any, num_beside: int) -> None:
+        return None
+
+
+def test_what_is_forced_is_drafted_until_it_is_spelled_otherwise() -> None:
+    rows, tokens = one_row(FORCING[0], [])
+    drafter = GrammarDrafter(Silent(), rows, num_speculative_tokens=8, costs=StepCosts())
+    drafter.open(0)
+    everything, most = RowSet(np.zeros(1, np.int64)), np.full(1, 9)
+
+    def arrive(text: str) -> None:
+        ids = np.array(TOKENIZER.encode(text).ids, np.uint32)
+        tokens.extend(0, ids)
+        drafter.observe(everything, ids, np.array([len(ids)]), tokens)
+
+    arrive("{")
+    assert drafter.awaits_tokens
+    drafts = drafter.propose(everything, most, 0)
+    assert drafts is not None
+    assert TOKENIZER.decode(drafts.token_ids.tolist()) == '"title":'
+    assert drafter.propose(everything, np.ones(1, np.int64), 0).lens.tolist() == [1]  # type: ignore[union-attr]
+    arrive('"title":')
+    assert not drafter.awaits_tokens  # a string, or none
+    assert drafter.propose(everything, most, 0) is None
+    for _ in range(60):
+        drafter._compare([1], np.array([2], np.uint32))
+    arrive('"')
+    arrive('",')
+    assert drafter._forced
+    assert not drafter.awaits_tokens
+    assert drafter.propose(everything, most, 0) is None
+    drafter.close(np.zeros(1, np.int64))
+    assert not drafter._forced

@@ -16,9 +16,11 @@ from tests.helpers.told_drafts import ToldDrafts
 
 from slipstream_core.build import drafter_of
 from slipstream_core.config import CoreConfig, SpeculativeConfig
+from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.model.loader import load_model
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.step.plan import ModelInfo
+from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import SamplingParams
 from slipstream_lab.common.bare_loop import Driven, LoopRequest, drive
 from slipstream_lab.models import tiny_models
@@ -180,6 +182,7 @@ def test_drafts_beside_prompts_change_nothing(architecture: Any, tmp_path: Path)
         runner.close()
 
 
+GRAMMARS = GrammarBitmasks(TokenLog(), 10)
 GIVEN = SpeculativeConfig(
     method="ngram", num_speculative_tokens=4, prompt_lookup_min=2, prompt_lookup_max=4
 )
@@ -194,9 +197,9 @@ def test_others_are_not_drafted_and_the_log_says_so(
     assert not runner.info.takes_drafts
     config = CoreConfig(model=str(tmp_path), address="", speculative_config=GIVEN)
     with caplog.at_level(logging.WARNING):
-        assert drafter_of(config, runner.info) is None
+        assert drafter_of(config, runner.info, GRAMMARS) is None
     assert "speculative_config has no effect" in caplog.text
-    assert drafter_of(CoreConfig(model=str(tmp_path), address=""), runner.info) is None
+    assert drafter_of(CoreConfig(model=str(tmp_path), address=""), runner.info, GRAMMARS) is None
 
 
 def test_torchs_own_products_are_not_drafted(tmp_path: Path) -> None:
@@ -211,4 +214,4 @@ def test_torchs_own_products_are_not_drafted(tmp_path: Path) -> None:
 def test_where_drafts_are_verified_they_are_proposed(tmp_path: Path) -> None:
     info = ModelInfo("m", 10, 64, (), 1, 16, takes_drafts=True)
     config = CoreConfig(model=str(tmp_path), address="", speculative_config=GIVEN)
-    assert drafter_of(config, info) is not None
+    assert drafter_of(config, info, GRAMMARS) is not None

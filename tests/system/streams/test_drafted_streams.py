@@ -18,9 +18,18 @@ from slipstream.demo_model import MODEL_PATH
 from slipstream_core._native import StepSender
 from slipstream_core.config import SpeculativeConfig
 from slipstream_core.drafting.step_costs import StepCosts
+from slipstream_core.grammar.grammar_drafter import GrammarDrafter
 from slipstream_core.workers import sender
+from slipstream_ipc.messages import StructuredOutputs
 
 NUM_OUTPUTS = 40
+SCHEMA = {
+    "type": "object",
+    "properties": {"value": {"type": "integer"}, "description": {"enum": ["short", "longer"]}},
+    "required": ["value", "description"],
+    "additionalProperties": False,
+}
+COMPACT = StructuredOutputs(json=SCHEMA, disable_any_whitespace=True)
 KINDS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.8, "seed": 3},
@@ -30,6 +39,10 @@ KINDS: list[dict[str, Any]] = [
     {"logprobs": 0, "ignore_eos": True},
     {"repetition_penalty": 1.2},
     {"logit_bias": {17: 2.0}, "bad_words": ["of"]},
+    {"structured_outputs": StructuredOutputs(json=SCHEMA)},
+    {"structured_outputs": COMPACT, "temperature": 1.0, "seed": 7, "logprobs": 1},
+    {"structured_outputs": COMPACT, "temperature": 0.7, "frequency_penalty": 0.5, "seed": 8},
+    {"structured_outputs": StructuredOutputs(regex="(ab|ba|[0-9]{2}){20,}"), "temperature": 1.2},
 ]
 DRAFTS = SpeculativeConfig(
     method="ngram", num_speculative_tokens=8, prompt_lookup_min=1, prompt_lookup_max=4
@@ -38,7 +51,7 @@ SETTINGS: dict[str, Any] = {
     "device": "cpu",
     "dtype": "float32",
     "max_model_len": 256,
-    "max_num_seqs": 8,
+    "max_num_seqs": 12,
     "block_size": 4,
     "num_blocks": 400,
     "threads": 1,
@@ -50,6 +63,7 @@ SETTINGS: dict[str, Any] = {
 def prompts(tokenizer: Any) -> list[list[int]]:
     """No two begin alike."""
     words = ["def", "class", "The", "import", "for", "If", "return", "A"]
+    words += ["In", "with", "while", "No"]
     return [tokenizer.encode(f"{word} name is a value of name").ids for word in words]
 
 
@@ -81,7 +95,10 @@ def draft_with(stack: MiniStack, drafter: Any) -> None:
     """Nothing is admitted yet."""
     assert stack.core is not None
     scheduler: Any = stack.core.scheduler
-    scheduler._drafter = drafter
+    engine: Any = stack.core.engine
+    scheduler._drafter = GrammarDrafter(
+        drafter, engine._grammars, num_speculative_tokens=16, costs=StepCosts()
+    )
 
 
 def drafts_of(stack: MiniStack) -> tuple[int, int]:
@@ -183,7 +200,7 @@ def test_text_that_repeats_nothing_keeps_steps_that_are_planned_ahead(
         engine: Any = stack.core.engine
         scheduler: Any = stack.core.scheduler
         if config is not None:  # not those of this machine at this moment
-            scheduler._drafter._costs = StepCosts()
+            scheduler._drafter._other._costs = StepCosts()
         ahead: list[bool] = []
         launch = engine._runner.launch
 

@@ -1,0 +1,137 @@
+"""Drafts of rows with a grammar: what it forces, spelled as its tokenizer would, or what another
+drafter foresees, as far as the grammar allows it.
+
+- A model may spell what is forced otherwise. What arrives is compared with what was foreseen,
+  drafted or not; the share of right ones, smoothed, decides as it does for other drafts.
+- The masks behind the drafts of a row are filled when they are proposed: all tokens of the row are
+  known then, and a draft that the grammar forbids is known to be wrong.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.drafting.drafter import Drafter, Drafts
+from slipstream_core.drafting.step_costs import StepCosts
+from slipstream_core.grammar.bitmasks import GrammarBitmasks
+from slipstream_ipc.history.token_log import TokenLog
+from slipstream_ipc.row_set import RowSet
+
+Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
+
+_FIRST_SHARE = 0.8  # of forced tokens that are spelled as foreseen, before any has arrived
+_SMOOTHING = 0.05
+
+
+class GrammarDrafter:
+    """Implements Drafter."""
+
+    def __init__(
+        self,
+        other: Drafter,
+        grammars: GrammarBitmasks,
+        *,
+        num_speculative_tokens: int,
+        costs: StepCosts,
+    ) -> None:
+        """other: of all rows; its drafts are taken where a grammar forces nothing.
+
+        num_speculative_tokens: the most drafts of a row in a step.
+        """
+        self._other = other
+        self._grammars = grammars
+        self._most = num_speculative_tokens
+        self._costs = costs
+        self._rows: set[int] = set()  # with a grammar
+        self._forced: dict[int, list[int]] = {}  # by row, behind its last known token
+        self._right_share = _FIRST_SHARE
+        self._awaits_tokens = False
+
+    @property
+    def awaits_tokens(self) -> bool:
+        """See Drafter."""
+        return self._awaits_tokens or self._other.awaits_tokens
+
+    def open(self, row: int) -> None:
+        """See Drafter."""
+        if row in self._grammars:
+            self._rows.add(row)
+        self._other.open(row)
+
+    def close(self, rows: Int64s) -> None:
+        """See Drafter."""
+        if self._rows:
+            for row in rows.tolist():
+                self._rows.discard(row)
+                self._forced.pop(row, None)
+        self._other.close(rows)
+
+    def observe(self, rows: RowSet, ids: UInt32s, counts: Int64s | None, tokens: TokenLog) -> None:
+        """See Drafter."""
+        self._other.observe(rows, ids, counts, tokens)
+        if not self._rows:
+            return
+        if counts is None:
+            counts = np.ones(len(rows), np.int64)
+        ends = np.cumsum(counts)
+        may_pay = self._pays(len(rows), 1.0)
+        for at, row in enumerate(rows.tolist()):
+            if row in self._rows:
+                self._compare(self._forced.pop(row, []), ids[ends[at] - counts[at] : ends[at]])
+                forced = self._grammars.forced(row)[: self._most] if may_pay else []
+                if forced:
+                    self._forced[row] = forced
+        self._awaits_tokens = bool(self._forced) and self._pays(len(rows), self._right_share)
+
+    def propose(self, rows: RowSet, most: Int64s, num_beside: int) -> Drafts | None:
+        """See Drafter."""
+        others = self._other.propose(rows, most, num_beside)
+        if not self._rows:
+            return others
+        lens = np.zeros(len(rows), np.int64) if others is None else others.lens
+        drafts: list[list[int]] = [[] for _ in lens] if others is None else _by_row(others)
+        masked = [at for at, row in enumerate(rows.tolist()) if row in self._rows]
+        for at in masked:
+            if forced := self._forced.get(int(rows.array[at])):
+                drafts[at] = forced[: int(most[at])]
+        forced_at = [at for at in masked if int(rows.array[at]) in self._forced]
+        forced_lens = [(at, len(drafts[at])) for at in forced_at]
+        num_others = int(lens.sum()) - sum(int(lens[at]) for at, _ in forced_lens)
+        values = np.concatenate(
+            [np.empty(0), *(self._right_share ** np.arange(1, 1 + num) for _, num in forced_lens)]
+        )
+        values = -np.sort(-values)
+        num = self._costs.num_worthwhile(len(rows) + num_others, values, num_beside)
+        least = values[num - 1] if num else np.inf
+        for at, _ in forced_lens:
+            own = self._right_share ** np.arange(1, 1 + len(drafts[at]))
+            drafts[at] = drafts[at][: int(np.count_nonzero(own >= least))]
+        for at in masked:
+            if drafts[at]:
+                drafts[at] = drafts[at][: self._grammars.foresee(int(rows.array[at]), drafts[at])]
+        lens = np.array([len(each) for each in drafts])
+        if not lens.any():
+            return None
+        return Drafts(lens, np.concatenate([np.array(each, np.int64) for each in drafts]))
+
+    def _pays(self, num_rows: int, value: float) -> bool:
+        """True if a draft that is right so often makes a step of these rows worth its time."""
+        return self._costs.num_worthwhile(num_rows, np.array([value])) > 0
+
+    def _compare(self, foreseen: list[int], arrived: UInt32s) -> None:
+        """Learn from what arrived where something was foreseen."""
+        for draft, token_id in zip(foreseen, arrived.tolist(), strict=False):
+            is_right = draft == token_id
+            self._right_share += (is_right - self._right_share) * _SMOOTHING
+            if not is_right:
+                return
+
+
+def _by_row(drafts: Drafts) -> list[list[int]]:
+    ends = np.cumsum(drafts.lens)
+    return [
+        drafts.token_ids[end - num : end].tolist()
+        for num, end in zip(drafts.lens.tolist(), ends.tolist(), strict=True)
+    ]
