@@ -16,12 +16,15 @@ def test_goals() -> None:
         {"kind": "edit", "streams": 1, "speedup": 2.6},
         {"kind": "edit", "streams": 8, "speedup": 1.49},
         {"kind": "fresh", "streams": 64, "speedup": 0.98},
+        {"kind": "forced", "speedup": 1.31, "drafted_steps": 68, "steps": 100, "streams": 1},
         {"kind": "host", "streams": 1024, "us_a_token": 0.51, "us_a_step": 300.0},
     ]
     assert list(map(str, speculation.goals(rows))) == [
         "edit, 1 streams, times the speed without drafts: 2.60, goal at least 2.5: met",
         "edit, 8 streams, times the speed without drafts: 1.49, goal at least 1.5: not met",
         "fresh, 64 streams, times the speed without drafts: 0.98, goal at least 0.98: met",
+        "forced, 1 stream, times the speed: 1.31, goal at least 1.3: met",
+        "forced, 1 stream, times the steps: 0.68, goal at most 0.67: not met",
         "host, 1024 streams, us a token: 0.51, goal at most 0.5: not met",
         "host, 1024 streams, us a step: 300.00, goal at most 300: met",
     ]
@@ -39,14 +42,16 @@ def test_both_ways_say_the_same_in_other_numbers_of_steps(
     assert main(["bench", "speculation", *options, "--json", str(file)]) == 0
     rows = json.loads(file.read_text())
     found = {(each["kind"], each["streams"]): each for each in rows}
-    assert set(found) == {*speculation._LEAST, ("host", 64)}
+    assert set(found) == {*speculation._LEAST, ("forced", 1), ("host", 64)}
     assert all(each["same"] for each in rows if each["kind"] != "host")
     edit = found["edit", 1]
     assert edit["drafted_steps"] < edit["steps"]
     assert 0 < edit["accepted"] <= edit["drafts"]
+    forced = found["forced", 1]
+    assert forced["drafted_steps"] < 0.67 * forced["steps"]
     fresh = found["fresh", 64]
     assert fresh["overlapped"] == pytest.approx(fresh["overlapped_without"], abs=0.1)
-    assert capsys.readouterr().out.count(", goal ") == 7
+    assert capsys.readouterr().out.count(", goal ") == 9
 
 
 def test_an_edit_is_its_prompt_with_a_name_changed() -> None:

@@ -783,14 +783,13 @@ def test_what_is_forced_is_drafted_until_it_is_spelled_otherwise() -> None:
     assert drafter.awaits_tokens
     drafts = drafter.propose(everything, most, 0)
     assert drafts is not None
-    assert TOKENIZER.decode(drafts.token_ids.tolist()) == '"title":'
+    assert TOKENIZER.decode(drafts.token_ids.tolist()) == '"title":"'
     assert drafter.propose(everything, np.ones(1, np.int64), 0).lens.tolist() == [1]  # type: ignore[union-attr]
-    arrive('"title":')
-    assert not drafter.awaits_tokens  # a string, or none
+    arrive('"title":"')
+    assert not drafter.awaits_tokens  # any string
     assert drafter.propose(everything, most, 0) is None
     for _ in range(60):
         drafter._compare([1], np.array([2], np.uint32))
-    arrive('"')
     arrive('",')
     assert drafter._forced
     assert not drafter.awaits_tokens
