@@ -4,7 +4,8 @@ them in turn, and what drafting costs where nothing repeats.
 The scheduler and the runner alone, one step ahead, on the CPU in float32. Random weights edit
 nothing, so in the runs called `edit` what is sampled is replaced by a text: a module of Python's
 library with a name changed, behind that module as it is. All else of a step is computed. In the
-runs called `fresh` the model samples at temperature 1, and nothing repeats. Those called `forced`
+runs called `fresh` the model samples at temperature 1, and nothing repeats; in those called `again`
+it has given these answers before. Those called `forced`
 are of the demo model, which has learnt to spell: JSON without blanks by a schema of ten keys.
 
 A round measures each kind with drafts and without, in turn; the speed is the median of the pairs'
@@ -37,8 +38,11 @@ from slipstream_bench.common.options import Option, add, fill_in, integer
 from slipstream_bench.common.report import add_common, check_common, print_rows
 from slipstream_core.build import drafter_of
 from slipstream_core.config import CoreConfig, SpeculativeConfig
+from slipstream_core.drafting.answer_memory import AnswerMemory
+from slipstream_core.drafting.drafter import Drafter
 from slipstream_core.drafting.ngram_drafter import NgramDrafter
 from slipstream_core.drafting.step_costs import StepCosts
+from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.llguidance_backend import Vocabulary, ids_as_mask
 from slipstream_core.grammar.matcher import GrammarMatcher, SharedGrammar
 from slipstream_core.runner import torch_factory, torch_runner
@@ -59,6 +63,7 @@ _DRAFTS = SpeculativeConfig(
 _CHANGED = ("text", "content")  # a name in the module, and what it becomes
 _LEAST = {("edit", 1): 2.5, ("edit", 8): 1.5, ("fresh", 1): 0.98, ("fresh", 8): 0.98}
 _LEAST[("fresh", 64)] = 0.98
+_LEAST |= {("again", 1): 2.5, ("again", 8): 1.5}
 _LEAST_FORCED, _MOST_FORCED_STEPS = 1.3, 0.67
 _KEYS: tuple[str, ...] = ("name", "description", "version", "author", "license")
 _KEYS += ("homepage", "repository", "keywords", "dependencies", "maintainers")
@@ -77,6 +82,9 @@ _OPTIONS = (
     Option("prompt", integer(16, 1024), "tokens of a prompt that is edited", 256),
     Option("threads", integer(1), "threads that compute the model"),
 )
+
+
+DrafterOf = Callable[[GrammarBitmasks], Drafter | None]
 
 
 class Sides(NamedTuple):
@@ -162,8 +170,10 @@ def _in_pairs(runner: TorchRunner, rounds: int, num_tokens: int, prompt_len: int
         for kind, streams in found:
             requests = _requests(kind, streams, num_tokens, edits, first=at * streams)
             texts = edits if kind == "edit" else None
+            drafter = _drafter_of(runner, requests if kind == "again" else ())
             with said(texts):
-                found[kind, streams].append(_pair(runner, requests, is_reversed=at % 2 == 1))
+                pair = _pair(runner, requests, drafter, is_reversed=at % 2 == 1)
+            found[kind, streams].append(pair)
     return [_row(kind, streams, each) for (kind, streams), each in found.items()]
 
 
@@ -181,7 +191,7 @@ def _forced_row(config: CoreConfig, rounds: int) -> Row:
             said = drive(runner, [request], budget=_BUDGET).outputs[0].token_ids
             num = min(said.index(each) for each in runner.info.eos_token_ids if each in said)
             requests = [replace(request, max_tokens=num + 1)]
-            pairs.append(_pair(runner, requests, is_reversed=at % 2 == 1))
+            pairs.append(_pair(runner, requests, _drafter_of(runner), is_reversed=at % 2 == 1))
         return _row("forced", 1, pairs)
     finally:
         runner.close()
@@ -218,11 +228,31 @@ def _ids(driven: Driven) -> list[list[int]]:
     return [each.token_ids for each in driven.outputs]
 
 
-def _pair(runner: TorchRunner, requests: Sequence[LoopRequest], *, is_reversed: bool) -> Sides:
+def _drafter_of(runner: TorchRunner, before: Sequence[LoopRequest] = ()) -> DrafterOf:
+    """The drafter that is configured; with requests that were answered before, one that has their
+    answers.
+    """
+    if not before:
+        config = CoreConfig(model="", address="", speculative_config=_DRAFTS)
+        return partial(drafter_of, config, runner.info)
+    memory = AnswerMemory(1 << 30)
+    for request, output in zip(before, drive(runner, before, budget=_BUDGET).outputs, strict=True):
+        memory.add(b"", request.prompt, np.array(output.token_ids, np.uint32))
+    drafts = structs.replace(_DRAFTS, method="suffix", num_speculative_tokens=16)
+    config = CoreConfig(model="", address="", speculative_config=drafts)
+    return partial(drafter_of, config, runner.info, memory=memory)
+
+
+def _pair(
+    runner: TorchRunner,
+    requests: Sequence[LoopRequest],
+    drafter_of: DrafterOf,
+    *,
+    is_reversed: bool,
+) -> Sides:
     seconds, runs = {}, {}
     for is_drafted in (True, False) if is_reversed else (False, True):
-        config = CoreConfig(model="", address="", speculative_config=_DRAFTS)
-        drafter = partial(drafter_of, config, runner.info) if is_drafted else None
+        drafter = drafter_of if is_drafted else None
         driven = drive(runner, requests, budget=_BUDGET, drafter=drafter)
         # from the first step on, which has the prompts
         seconds[is_drafted] = driven.steps[-1].at_s - driven.steps[0].at_s
@@ -236,7 +266,7 @@ def _requests(
     """edits: texts of which a request has the beginning as its prompt."""
     rows = [(first + at) % len(edits) for at in range(streams)]
     prompts = [np.array(edits[row][: len(edits[row]) - num_tokens], np.uint32) for row in rows]
-    temperature = 1.0 if kind == "fresh" else 0.0
+    temperature = 0.0 if kind == "edit" else 1.0
     return [
         LoopRequest(prompt, num_tokens, temperature=temperature, seed=row)
         for row, prompt in zip(rows, prompts, strict=True)
@@ -294,7 +324,7 @@ def host_row(num_steps: int) -> Row:
     for row in range(_HOST_ROWS):
         log.open(row)
         log.extend(row, rng.integers(0, 32_000, 64).astype(np.uint32))
-        drafter.open(row)
+        drafter.open(row, b"", 0)
     taken = []
     columns = rng.integers(0, 32_000, (64 + num_steps, _HOST_ROWS)).astype(np.uint32)
     for at, ids in enumerate(columns):

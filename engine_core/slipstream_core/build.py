@@ -16,8 +16,11 @@ from typing import Any, Protocol
 import zmq
 
 from slipstream_core.config import CoreConfig
+from slipstream_core.drafting.answer_memory import AnswerMemory
+from slipstream_core.drafting.drafter import Drafter
 from slipstream_core.drafting.ngram_drafter import NgramDrafter
 from slipstream_core.drafting.step_costs import StepCosts
+from slipstream_core.drafting.suffix_drafter import SuffixDrafter
 from slipstream_core.engine import Engine
 from slipstream_core.engine_counters import EngineCounters
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
@@ -291,9 +294,16 @@ def assemble_core(
 
 
 def drafter_of(
-    config: CoreConfig, info: ModelInfo, grammars: GrammarBitmasks
+    config: CoreConfig,
+    info: ModelInfo,
+    grammars: GrammarBitmasks,
+    *,
+    memory: AnswerMemory | None = None,
 ) -> GrammarDrafter | None:
-    """The drafter that is configured; None without one, and where the model's runner takes none."""
+    """The drafter that is configured; None without one, and where the model's runner takes none.
+
+    memory: of answers that were given before, where they are drafted from; None: a new one.
+    """
     given = config.speculative_config
     if given is None:
         return None
@@ -306,13 +316,17 @@ def drafter_of(
         )
         return None
     costs, most = StepCosts(info.decode_s), given.num_speculative_tokens
-    own_text = NgramDrafter(
+    drafter: Drafter = NgramDrafter(
         num_speculative_tokens=most,
         prompt_lookup_min=given.prompt_lookup_min,
         prompt_lookup_max=given.prompt_lookup_max,
         costs=costs,
     )
-    return GrammarDrafter(own_text, grammars, num_speculative_tokens=most, costs=costs)
+    if given.method == "suffix":
+        if memory is None:
+            memory = AnswerMemory(given.suffix_cache_mib << 20)
+        drafter = SuffixDrafter(drafter, memory, num_speculative_tokens=most, costs=costs)
+    return GrammarDrafter(drafter, grammars, num_speculative_tokens=most, costs=costs)
 
 
 def _max_waiting_tokens(config: CoreConfig, max_model_len: int) -> int:

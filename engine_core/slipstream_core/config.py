@@ -29,17 +29,19 @@ class NodesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class SpeculativeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The drafter, and its bounds: `ngram` drafts from a request's own text.
+    """The drafter, and its bounds: `ngram` drafts from a request's own text, `suffix` also from
+    answers that were given before under the same prefix root, up to `suffix_cache_mib` of them.
 
     `num_speculative_tokens` is the most drafts of a row in a step. What followed when a row's last
     `prompt_lookup_max` tokens occurred before is drafted, or those of fewer, down to
     `prompt_lookup_min`.
     """
 
-    method: Literal["ngram"]
+    method: Literal["ngram", "suffix"]
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=16)]
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=32)]
     prompt_lookup_max: Annotated[int, Meta(ge=1, le=32)]
+    suffix_cache_mib: Annotated[int, Meta(ge=1, le=65536)] = 64
 
     def __post_init__(self) -> None:
         """Raises ValueError, which msgspec's decoders turn into a ValidationError."""

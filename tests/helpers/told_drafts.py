@@ -28,7 +28,7 @@ class ToldDrafts:
         self._tokens: TokenLog | None = None
         self._rows = set[int]()
 
-    def open(self, row: int) -> None:
+    def open(self, row: int, root: bytes, prompt_len: int) -> None:
         """See Drafter."""
         self._rows.add(row)
 

@@ -34,11 +34,13 @@ class Drafter(Protocol):
         the tokens of the step in flight are known.
         """
 
-    def open(self, row: int) -> None:
-        """Foresee the tokens of a row, whose prompt and outputs are in the history."""
+    def open(self, row: int, root: bytes, prompt_len: int) -> None:
+        """Foresee the tokens of a row, whose prompt and outputs are in the history. root: of its
+        prefixes in the cache; what rows of other roots say must not show in its drafts.
+        """
 
     def close(self, rows: Int64s) -> None:
-        """Forget rows; nothing where they are not open."""
+        """Forget rows, whose histories are still there; nothing where they are not open."""
 
     def observe(self, rows: RowSet, ids: UInt32s, counts: Int64s | None, tokens: TokenLog) -> None:
         """A step gave `counts` tokens (None: one each) to n rows, open or not; their histories have

@@ -54,8 +54,11 @@ class NgramDrafter:
         """See Drafter."""
         return self._awaits_tokens
 
-    def open(self, row: int) -> None:
+    def open(self, row: int, _root: bytes, _prompt_len: int) -> None:
         """See Drafter."""
+        self._open(row)
+
+    def _open(self, row: int) -> None:
         if row >= len(self._states):
             more = np.zeros(max(row + 1, 2 * len(self._states)) - len(self._states), np.uint8)
             self._states = np.concatenate([self._states, more])
@@ -76,7 +79,7 @@ class NgramDrafter:
             counts = np.ones(len(at), np.int64)
         most = int(at.max(initial=-1))
         if most >= len(self._states):
-            self.open(most)
+            self._open(most)
             self._states[most] = _CLOSED
         states = self._states.take(at)
         if states.min(initial=_OPEN) < _OPEN:

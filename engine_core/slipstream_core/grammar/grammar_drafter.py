@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.drafting.drafter import Drafter, Drafts
+from slipstream_core.drafting.guesses import Guess, joined, pays, with_guesses
 from slipstream_core.drafting.step_costs import StepCosts
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_ipc.history.token_log import TokenLog
@@ -54,11 +55,11 @@ class GrammarDrafter:
         """See Drafter."""
         return self._awaits_tokens or self._other.awaits_tokens
 
-    def open(self, row: int) -> None:
+    def open(self, row: int, root: bytes, prompt_len: int) -> None:
         """See Drafter."""
         if row in self._grammars:
             self._rows.add(row)
-        self._other.open(row)
+        self._other.open(row, root, prompt_len)
 
     def close(self, rows: Int64s) -> None:
         """See Drafter."""
@@ -76,49 +77,31 @@ class GrammarDrafter:
         if counts is None:
             counts = np.ones(len(rows), np.int64)
         ends = np.cumsum(counts)
-        may_pay = self._pays(len(rows), 1.0)
+        may_pay = pays(self._costs, len(rows), 1.0)
         for at, row in enumerate(rows.tolist()):
             if row in self._rows:
                 self._compare(self._forced.pop(row, []), ids[ends[at] - counts[at] : ends[at]])
                 forced = self._grammars.forced(row)[: self._most] if may_pay else []
                 if forced:
                     self._forced[row] = forced
-        self._awaits_tokens = bool(self._forced) and self._pays(len(rows), self._right_share)
+        self._awaits_tokens = bool(self._forced) and pays(self._costs, len(rows), self._right_share)
 
     def propose(self, rows: RowSet, most: Int64s, num_beside: int) -> Drafts | None:
         """See Drafter."""
         others = self._other.propose(rows, most, num_beside)
         if not self._rows:
             return others
-        lens = np.zeros(len(rows), np.int64) if others is None else others.lens
-        drafts: list[list[int]] = [[] for _ in lens] if others is None else _by_row(others)
-        masked = [at for at, row in enumerate(rows.tolist()) if row in self._rows]
-        for at in masked:
-            if forced := self._forced.get(int(rows.array[at])):
-                drafts[at] = forced[: int(most[at])]
-        forced_at = [at for at in masked if int(rows.array[at]) in self._forced]
-        forced_lens = [(at, len(drafts[at])) for at in forced_at]
-        num_others = int(lens.sum()) - sum(int(lens[at]) for at, _ in forced_lens)
-        values = np.concatenate(
-            [np.empty(0), *(self._right_share ** np.arange(1, 1 + num) for _, num in forced_lens)]
-        )
-        values = -np.sort(-values)
-        num = self._costs.num_worthwhile(len(rows) + num_others, values, num_beside)
-        least = values[num - 1] if num else np.inf
-        for at, _ in forced_lens:
-            own = self._right_share ** np.arange(1, 1 + len(drafts[at]))
-            drafts[at] = drafts[at][: int(np.count_nonzero(own >= least))]
-        for at in masked:
+        masked = [(at, row) for at, row in enumerate(rows.tolist()) if row in self._rows]
+        guesses = {
+            at: Guess(self._forced[row][: int(most[at])], self._right_share)
+            for at, row in masked
+            if row in self._forced
+        }
+        drafts = with_guesses(others, guesses, len(rows), self._costs, num_beside)
+        for at, row in masked:
             if drafts[at]:
-                drafts[at] = drafts[at][: self._grammars.foresee(int(rows.array[at]), drafts[at])]
-        lens = np.array([len(each) for each in drafts])
-        if not lens.any():
-            return None
-        return Drafts(lens, np.concatenate([np.array(each, np.int64) for each in drafts]))
-
-    def _pays(self, num_rows: int, value: float) -> bool:
-        """True if a draft that is right so often makes a step of these rows worth its time."""
-        return self._costs.num_worthwhile(num_rows, np.array([value])) > 0
+                drafts[at] = drafts[at][: self._grammars.foresee(row, drafts[at])]
+        return joined(drafts)
 
     def _compare(self, foreseen: list[int], arrived: UInt32s) -> None:
         """Learn from what arrived where something was foreseen."""
@@ -127,11 +110,3 @@ class GrammarDrafter:
             self._right_share += (is_right - self._right_share) * _SMOOTHING
             if not is_right:
                 return
-
-
-def _by_row(drafts: Drafts) -> list[list[int]]:
-    ends = np.cumsum(drafts.lens)
-    return [
-        drafts.token_ids[end - num : end].tolist()
-        for num, end in zip(drafts.lens.tolist(), ends.tolist(), strict=True)
-    ]

@@ -283,7 +283,7 @@ class Scheduler:
         if self._drafter is not None:
             why = _why_undrafted(request)
             if why is None:
-                self._drafter.open(row)
+                self._drafter.open(row, request.prefix_root, request.prompt_len)
             else:
                 self._undrafted[why] = self._undrafted.get(why, 0) + 1
 

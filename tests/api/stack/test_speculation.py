@@ -39,6 +39,15 @@ def test_what_reaches_the_core(
     assert (found.num_speculative_tokens, *lookup) == expected
 
 
+def test_answers_before_are_bounded() -> None:
+    for given, mib in (({}, 64), ({"suffix_cache_mib": 3}, 3)):
+        settings = settings_from({"speculative_config": given | {"method": "suffix"}})
+        told = core_config(settings, "m") | {"address": ""}
+        found = msgspec.convert(msgspec.to_builtins(told), CoreConfig).speculative_config
+        assert found is not None
+        assert (found.num_speculative_tokens, found.suffix_cache_mib) == (16, mib)
+
+
 def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
     assert speculative_options(settings_from({})) is None
 
@@ -48,13 +57,13 @@ def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
     [
         ("{", "speculative_config: got '{', allowed: an object as JSON ("),
         ("[1]", "speculative_config: got '[1]', allowed: an object as JSON ("),
-        ({}, "speculative_config.method: got None, allowed: ngram"),
+        ({}, "speculative_config.method: got None, allowed: ngram, suffix"),
         ({"method": "medusa"}, "speculative_config.method: got 'medusa', allowed: ngram"),
         (
             {"prompt_lookup_mx": 4},
             "got 'prompt_lookup_mx', allowed: method, num_speculative_tokens, prompt_lookup_min, ",
         ),
-        ({"prompt_lookup_mx": 4}, "prompt_lookup_max; did you mean prompt_lookup_max?"),
+        ({"prompt_lookup_mx": 4}, "suffix_cache_mib; did you mean prompt_lookup_max?"),
         (
             {"rejection_sample_method": "block"},
             "_method: got 'block', allowed: nothing: drafts are verified by the stream's own noise",
@@ -65,6 +74,15 @@ def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
                 f"_tokens: got {value!r}, allowed: 1 to 16",
             )
             for value in (0, 17, True, 2.5, "4")
+        ),
+        ({"suffix_cache_mib": 5}, '_mib: got 5, allowed: nothing without "method": "suffix"'),
+        (
+            {"method": "suffix", "suffix_cache_mib": 0},
+            "suffix_cache_mib: got 0, allowed: 1 to 65536",
+        ),
+        (
+            {"method": "suffix", "suffix_decoding_max_tree_depth": 24},
+            "_depth: got 24, allowed: nothing: lengths follow what was right, and suffix_cache_mib",
         ),
         ({"prompt_lookup_max": 33}, "prompt_lookup_max: got 33, allowed: 1 to 32"),
         (

@@ -28,7 +28,7 @@ class Rows:
         for row, prompt in enumerate(prompts):
             self.log.open(row)
             self.log.extend(row, np.array(prompt, np.uint32))
-            self.drafter.open(row)
+            self.drafter.open(row, b"", 0)
 
     def sampled(self, *ids: int) -> None:
         given_ids = np.array(ids, np.uint32)

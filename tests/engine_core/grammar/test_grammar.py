@@ -755,7 +755,7 @@ class Silent:
 
     awaits_tokens = False
 
-    def open(self, row: int) -> None:
+    def open(self, row: int, root: bytes, prompt_len: int) -> None:
         pass
 
     def close(self, rows: Any) -> None:
@@ -771,7 +771,7 @@ class Silent:
 def test_what_is_forced_is_drafted_until_it_is_spelled_otherwise() -> None:
     rows, tokens = one_row(FORCING[0], [])
     drafter = GrammarDrafter(Silent(), rows, num_speculative_tokens=8, costs=StepCosts())
-    drafter.open(0)
+    drafter.open(0, b"", 2)
     everything, most = RowSet(np.zeros(1, np.int64)), np.full(1, 9)
 
     def arrive(text: str) -> None:

@@ -71,7 +71,7 @@ class Prophet:
     def awaits_tokens(self) -> bool:
         return not self.pause and self.rng.random() < 0.9
 
-    def open(self, row: int) -> None:
+    def open(self, row: int, root: bytes, prompt_len: int) -> None:
         assert row not in self.rows
         self.rows.add(row)
 
