@@ -205,7 +205,7 @@ _QUANTISED = (
     "a checkpoint says how its weights are quantised: FP8, compressed-tensors, AWQ, GPTQ, "
     "bitsandbytes' 4 bits, ModelOpt's FP8 and MXFP4 are served, others refused"
 )
-_SPECULATIVE = "--speculative-config says how tokens are drafted: ngram is supported"
+_SPECULATIVE = "--speculative-config says how tokens are drafted: ngram and suffix are supported"
 _POOLING = "only text is generated"
 _CODE = "no code of users runs in the server"
 _ROPE = "--hf-overrides says how positions are scaled"

@@ -179,7 +179,8 @@ def _in_pairs(runner: TorchRunner, rounds: int, num_tokens: int, prompt_len: int
 
 def _forced_row(config: CoreConfig, rounds: int) -> Row:
     """A stream at a time whose grammar forces most of what it says."""
-    runner = torch_factory.load_runner(structs.replace(config, model=str(MODEL_PATH)))
+    own = structs.replace(config, model=str(MODEL_PATH), max_model_len=1024)
+    runner = torch_factory.load_runner(own)
     try:
         start = _grammar(runner.info)
         tokenizer = AutoTokenizer.from_pretrained(str(MODEL_PATH))

@@ -37,7 +37,7 @@ _NOTES = {
     "otlp_traces_endpoint": "OTLP over HTTP",
     "reasoning_parser": "known by the chat template",
     "revision": "of a hub id",
-    "speculative_config": "JSON; [ngram](serving.md#drafts) alone",
+    "speculative_config": "JSON; [ngram and suffix](speculation.md)",
     "served_model_name": "one with `*` at its end stands for all names that begin so",
     "tensor_parallel_size": "[by transformers' plans](serving.md#several-devices); not tried on "
     "cards",

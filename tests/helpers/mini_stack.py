@@ -193,6 +193,7 @@ class RawClient:
         stream_id: bytes | None = None,
         scope: bytes = b"",
         adapter: str = "",
+        cache_salt: str = "",
         **params: object,
     ) -> Received:
         handle = len(self.streams)
@@ -204,6 +205,7 @@ class RawClient:
             token_ids=b"" if isinstance(prompt, str) else pack_u32(prompt),
             scope=scope,
             adapter=adapter,
+            cache_salt=cache_salt,
         )
         received = self.send_submit(submit)
         received.wants_prompt = params.get("prompt_logprobs") is not None

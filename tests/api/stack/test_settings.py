@@ -155,10 +155,11 @@ def test_every_option_reaches_a_process(tmp_path):
         "threads": 3,
         "quantization": "q8_0",
         "speculative_config": {
-            "method": "ngram",
+            "method": "suffix",
             "num_speculative_tokens": 3,
             "prompt_lookup_min": 1,
             "prompt_lookup_max": 5,
+            "suffix_cache_mib": 6,
         },
         "tensor_parallel_size": 4,
         "native": False,

@@ -118,7 +118,7 @@ def test_a_row_that_is_opened_again_knows_nothing_of_before() -> None:
     rows.log.drop(0)
     rows.log.open(0)
     rows.log.extend(0, np.array([50, 51, 52], np.uint32))
-    rows.drafter.open(0)
+    rows.drafter.open(0, b"", 0)
     for token in PARAGRAPH[:4]:
         rows.sampled(token)
     assert rows.proposed() == [[]]
@@ -147,8 +147,8 @@ def test_no_other_number_of_drafts_gives_more(
 
 
 def test_times_between_and_behind_what_was_measured() -> None:
-    costs = StepCosts([(1, 2.0), (2, 1.0), (4, 4.0)])  # the second was the first's disturbance
-    assert costs.seconds(np.array([1, 2, 3, 4, 6])).tolist() == [2.0, 2.0, 3.0, 4.0, 6.0]
+    costs = StepCosts([(1, 2.0), (2, 1.0), (4, 4.0)])  # the first was disturbed
+    assert costs.seconds(np.array([1, 2, 3, 4, 6])).tolist() == [1.0, 1.0, 2.5, 4.0, 7.0]
     assert StepCosts([(2, 1.0)]).seconds(np.array([1, 4])).tolist() == [1.0, 2.0]
     usual = StepCosts().seconds(np.array([1, 8, 64, 128]))
     assert (np.diff(usual) > 0).all()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from tests.helpers.mini_stack import MiniStack, Received
 from tests.helpers.told_drafts import ToldDrafts
 
@@ -30,6 +31,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 COMPACT = StructuredOutputs(json=SCHEMA, disable_any_whitespace=True)
+CODES = StructuredOutputs(regex="(ab|ba|[0-9]{2}){20,}")
 KINDS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.8, "seed": 3},
@@ -42,7 +44,7 @@ KINDS: list[dict[str, Any]] = [
     {"structured_outputs": StructuredOutputs(json=SCHEMA)},
     {"structured_outputs": COMPACT, "temperature": 1.0, "seed": 7, "logprobs": 1},
     {"structured_outputs": COMPACT, "temperature": 0.7, "frequency_penalty": 0.5, "seed": 8},
-    {"structured_outputs": StructuredOutputs(regex="(ab|ba|[0-9]{2}){20,}"), "temperature": 1.2},
+    {"structured_outputs": CODES, "temperature": 1.2, "seed": 9},
 ]
 DRAFTS = SpeculativeConfig(
     method="ngram", num_speculative_tokens=8, prompt_lookup_min=1, prompt_lookup_max=4
@@ -219,3 +221,28 @@ def test_text_that_repeats_nothing_keeps_steps_that_are_planned_ahead(
     assert ids == ids_drafted
     assert steps_drafted >= steps - 8
     assert num_ahead_drafted >= num_ahead - 16 > 0
+
+
+def test_answers_given_before_are_drafted_where_prefixes_are_shared_alone(
+    make_stack: Callable[..., MiniStack], prompts: list[list[int]]
+) -> None:
+    torch.set_num_threads(1)
+    config = structs.replace(DRAFTS, method="suffix", num_speculative_tokens=16)
+    stack = make_stack(model=str(MODEL_PATH), **SETTINGS | {"speculative_config": config})
+    assert stack.core is not None
+    drafter: Any = stack.core.scheduler._drafter  # type: ignore[attr-defined]
+    for each in (drafter, drafter._other, drafter._other._other):
+        each._costs = StepCosts()  # not those of this machine at this moment
+    client, answers, right = stack.client(), [], []
+    # what repeats nothing, so own text foresees nothing
+    kind = {"temperature": 4.0, "max_tokens": 100, "min_tokens": 100, "ignore_eos": True, "seed": 9}
+    for salt in ("one", "one", "two"):
+        before = drafts_of(stack)[1]
+        stream = client.submit(prompts[0], **kind, cache_salt=salt)
+        stack.until(partial(are_over, [stream]))
+        answers.append(stream.token_ids)
+        right.append(drafts_of(stack)[1] - before)
+    assert answers[0] == answers[1] == answers[2]
+    assert right[0] < 10
+    assert right[1] > 80
+    assert right[2] < 10

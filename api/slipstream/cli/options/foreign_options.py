@@ -41,7 +41,7 @@ _QUANTISED = (
     "dequantised when it is loaded, others are not supported"
 )
 _LORA = "--enable-lora --lora-modules NAME=PATH serves adapters (docs/lora.md)"
-_SPECULATIVE = "--speculative-config says how tokens are drafted: ngram is supported"
+_SPECULATIVE = "--speculative-config says how tokens are drafted: ngram and suffix are supported"
 _MISSING = {
     "--tensor-split": _SEVERAL_DEVICES,
     "--load-in-4bit": _QUANTISED,
