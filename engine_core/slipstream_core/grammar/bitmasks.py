@@ -97,7 +97,7 @@ class GrammarBitmasks:
         self._ahead.pop(row, None)
 
     def forced(self, row: int) -> list[int]:
-        """What the grammar of a row, whose reasoning is not followed, forces next, as the model's
+        """The text that the grammar of a row, whose reasoning is not followed, forces next, as the
         tokenizer has it. A model may spell it otherwise.
         """
         try:
@@ -127,7 +127,7 @@ class GrammarBitmasks:
         return max(num - 1, 0)
 
     def _masks_ahead(self, row: int) -> Int32s | None:
-        """What `foresee` has filled, if no token of the row has arrived since."""
+        """The masks that `foresee` has filled, if no token of the row has arrived since."""
         length, masks = self._ahead.get(row, (-1, None))
         return masks if length == self._tokens.length(row) else None
 

@@ -158,7 +158,7 @@ class GrammarMatcher:
         return found
 
     def forced(self) -> list[int]:
-        """What must follow, as the model's tokenizer has it; empty where a choice does."""
+        """The text that must follow, as the model's tokenizer has it; empty where a choice does."""
         if self._is_over:
             return []
         text = self._matcher.compute_ff_bytes()
