@@ -233,6 +233,14 @@ _DEEPSEEK = {
     "first_k_dense_replace": 1,
 }
 _INDEXER = {"index_topk": MAX_MODEL_LEN, "index_n_heads": 2, "index_head_dim": 16}
+_INDEXED: dict[str, Any] = {
+    **_MOE,
+    **_LATENT,
+    **_INDEXER,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+}
 _NOT_REPLACEABLE = "does not allow its attention to be replaced"
 
 
@@ -289,6 +297,13 @@ _QWEN_VISION = (
     "num_heads",
     "patch_size",
     "out_hidden_size",
+)
+_DOTS_VISION = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "patch_size",
 )
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 
@@ -579,6 +594,61 @@ WITHIN_LIMITS: tuple[Architecture, ...] = (
         **_DEEPSEEK,
         **_INDEXER,
         indexer_types=["full", "shared"] * 2,
+    ),
+    _served(
+        "A.X K2, within its index_topk",
+        "AXK2Config",
+        **_INDEXED,
+        head_dim=8,
+        gated_norm_rank=4,
+        mlp_layer_types=["dense"] + ["sparse"] * 3,
+    ),
+    _served(
+        "HY V4, within its index_topk",
+        "HYV4Config",
+        **_INDEXED,
+        indexer_types=["full", "shared"] * 2,
+    ),
+    Architecture(
+        "Dots 3, as text, within its index_topk",
+        "Dots3NoteConfig",
+        {
+            "text_config": _BASE
+            | _INDEXED
+            | {
+                "head_dim": 24,
+                "shared_experts_intermediate_size": 32,
+                "sliding_window": WINDOW,
+                "swa_num_attention_heads": 4,
+                "swa_num_key_value_heads": 4,
+                "swa_q_lora_rank": 32,
+                "swa_kv_lora_rank": 16,
+                "swa_head_dim": 24,
+                "swa_qk_nope_head_dim": 16,
+                "swa_v_head_dim": 12,
+            },
+            "vision_config": {each: _VISION[each] for each in _DOTS_VISION}
+            | {
+                "moe_intermediate_size": 16,
+                "num_local_experts": 2,
+                "mlp_layer_types": ["dense"],
+                "adapter_in_dim": 32,
+                "adapter_out_dim": 64,
+            },
+            "audio_config": {each: _VISION[each] for each in _DOTS_VISION[:4]}
+            | {"adapter_input_size": 32, "adapter_out_dim": 64, "downsample_hidden_size": 8},
+            "image_token_id": 190,
+            "video_token_id": 191,
+            "audio_token_id": 192,
+            "tie_word_embeddings": False,
+        },
+    ),
+    _tower(
+        "Mistral Large 4, as text, within its index_topk",
+        "MistralLarge4Config",
+        *_SIGLIP,
+        text=_INDEXED | {"indexer_types": ["full", "shared"] * 2},
+        image_token_index=190,
     ),
 )
 
