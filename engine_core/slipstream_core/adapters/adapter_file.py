@@ -6,6 +6,8 @@
   refused by name; so is each tensor that is not a factor of a linear layer.
 - The scale of a layer is peft's: alpha / rank, or alpha / sqrt(rank) with `use_rslora`, where rank
   is that of the layer's tensors.
+- peft saves a head's own weight beside its factors. It is the base's, which the base has: it is let
+  be, where its shape is right.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ _HEADER_BYTES = 16 << 20  # of a file of tensors, more than any has
 _BYTES_OF_NUMBER = 4
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FACTOR = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
+_BASE = re.compile(r"base_model\.model\.(.+)\.base_layer\.weight")
 _DEFAULT = 8  # peft's rank and alpha
 # a name's parts, with what peft's own patterns have: one repetition at most, so that none is slow
 _PATTERN = re.compile(r"\^?(?:[\w.|()]|\\\.|\\d)*(?:(?:\.|\\d)[*+](?:[\w.|()]|\\\.|\\d)*)?\$?")
@@ -100,9 +103,10 @@ def read_adapter(
     """
     config_bytes = _read(folder, CONFIG, _MAX_CONFIG_BYTES)
     config = _checked_config(config_bytes)
-    largest = sum(each.num_inputs + each.num_outputs for each in sites.values())
+    largest = sum(each.num_inputs + each.num_outputs for each in sites.values()) * max_rank
+    largest += max((each.num_inputs * each.num_outputs for each in sites.values()), default=0)
     tensor_bytes = _read(
-        folder, TENSORS, _HEADER_BYTES + largest * max_rank * _BYTES_OF_NUMBER, f"rank {max_rank}"
+        folder, TENSORS, _HEADER_BYTES + largest * _BYTES_OF_NUMBER, f"rank {max_rank}"
     )
     try:
         tensors = load(tensor_bytes)
@@ -112,6 +116,8 @@ def read_adapter(
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for each in (config_bytes, tensor_bytes):
         digest.update(len(each).to_bytes(8, "little") + each)
+    weights = {found[1]: key for key in tensors if (found := _BASE.fullmatch(key))}
+    of_base = {layer: tensors.pop(key) for layer, key in weights.items()}
     pairs = _pairs(tensors)
     factors = {}
     for name, (a, b) in pairs.items():
@@ -119,6 +125,8 @@ def read_adapter(
         if site is None:
             raise AdapterError(f"{name}: {why_no_site(name)}")
         factors[name] = _factors(name, a, b, site, config, max_rank)
+    for layer, weight in of_base.items():
+        _check_weight(layer, weight, sites.get(layer) if layer in factors else None)
     return Adapter(digest.digest(), factors)
 
 
@@ -223,6 +231,20 @@ def _pairs(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor,
                 f"{_shown(name)}: it has lora_{given} without lora_{'AB'[given == 'A']}"
             )
     return {name: (of_it["A"], of_it["B"]) for name, of_it in found.items()}
+
+
+def _check_weight(layer: str, weight: torch.Tensor, site: Site | None) -> None:
+    """Raises AdapterError for a weight that is not that of a layer which the adapter changes."""
+    if site is None:
+        raise AdapterError(
+            f"{_shown(layer)}: its own weight is saved, allowed: of linear layers that the adapter "
+            "changes"
+        )
+    if tuple(weight.shape) != (site.num_outputs, site.num_inputs):
+        raise AdapterError(
+            f"{layer}.base_layer: {list(weight.shape)}, allowed: "
+            f"{[site.num_outputs, site.num_inputs]}; it was made for another base"
+        )
 
 
 def _factors(

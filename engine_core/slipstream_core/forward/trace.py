@@ -156,6 +156,7 @@ def trace(
         mix_by_context(graph)
         fuse(graph, kernels)
         if sites is not None:
+            sites.clear()  # of an attempt before, with other numbers
             sites.update(mark_sites(graph, names_of_layers(module), kept=KEPT))
         join(graph)
         traced = compile_graph(graph)

@@ -185,6 +185,14 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         with_tensor("base_model.model.lm_head.weight", torch.ones(4, 4)),
         "is no factor of a linear layer",
     ),
+    "another head": (
+        with_tensor(f"base_model.model.{Q}.base_layer.weight", torch.ones(N + 1, K)),
+        f"{Q}.base_layer: [21, 12], allowed: [20, 12]; it was made for another base",
+    ),
+    "a weight alone": (
+        with_tensor("base_model.model.lm_head.base_layer.weight", torch.ones(N, K)),
+        "'lm_head': its own weight is saved, allowed: of linear layers that the adapter changes",
+    ),
     "empty": (lambda folder: save(folder, {}), "it has no tensors"),
     "not finite": (with_tensor(A(), NAN), f"{Q}.lora_A: it has numbers that are not finite"),
     "overflow": (changed(lora_alpha=1e39), "lora_B: it has numbers that are not finite"),
@@ -210,6 +218,25 @@ def test_what_cannot_be_served_is_refused_by_name(name: str, tmp_path: Path) -> 
         read(folder)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_heads_own_weight_is_let_be(tmp_path: Path) -> None:
+    """peft 0.21.2 saves it beside the factors of `lm_head`, however large."""
+    name = f"base_model.model.{Q}.base_layer.weight"
+    adapter, plain = (
+        read(save(tmp_path / at, its))
+        for at, its in (("a", tensors() | {name: torch.full((N, K), math.nan)}), ("b", None))
+    )
+    assert adapter.factors.keys() == {Q, V}
+    assert torch.equal(adapter.factors[Q].b, plain.factors[Q].b)
+    assert adapter.num_bytes == plain.num_bytes
+    wide = {Q: Site(0, 10_000, 2_000)}
+    its = {
+        A(): torch.ones(RANK, 2_000),
+        A().replace("lora_A", "lora_B"): torch.ones(10_000, RANK),
+        name: torch.ones(10_000, 2_000),
+    }
+    assert read_adapter(save(tmp_path / "wide", its), wide, 16, str).factors.keys() == {Q}
 
 
 def test_ranks_are_bounded(tmp_path: Path) -> None:
