@@ -25,7 +25,7 @@ from slipstream.client.server_presence import why_absent
 from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import ConnectionLostError, SlipstreamError, wrong_option
 from slipstream.progress import Progress
-from slipstream.request.served_models import checked_model
+from slipstream.request.served_models import checked_model, find_model, listed_names
 from slipstream.stack.plan.model_source import model_and_tokenizer
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import SHORT_LIVED, settings_from
@@ -146,10 +146,12 @@ def model_of_command(arguments: argparse.Namespace, client: Client) -> str:
     path, else the only one. Raises: BadRequestError.
     """
     settings = given_settings(arguments)
+    card = _named(client.models, settings) if "model" in settings else None
+    if card is not None:
+        return card.name
     if "model" not in settings or (arguments.address is None and len(client.models) == 1):
         return client.model.name  # the server suits the command
-    card = _named(client.models, settings) or checked_model(client.models, settings["model"])
-    return card.name
+    return checked_model(client.models, settings["model"]).name
 
 
 def served_names(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -163,7 +165,7 @@ def served_names(arguments: argparse.Namespace) -> tuple[str, ...]:
         if _why_no_answer(address):
             return ()
         with Client(address, **access_of(arguments)) as client:
-            return tuple(card.name for card in client.models)
+            return tuple(name for card in client.models for name in listed_names(card))
     except SlipstreamError:
         return ()
 
@@ -232,8 +234,8 @@ def _named(cards: Sequence[ModelCard], settings: dict[str, Any]) -> ModelCard | 
     """The served model that settings name, by its name or its path."""
     model = settings["model"]
     for card in cards:
-        if card.name == model:
-            return card
+        if model in listed_names(card):
+            return find_model(cards, model)
     path, _ = model_and_tokenizer(model, settings.get("tokenizer"))
     return next((card for card in cards if card.path == path), None)
 

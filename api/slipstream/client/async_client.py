@@ -310,7 +310,7 @@ class AsyncClient:
         """Tokenize a prompt as the server would. See `Client.tokenize`."""
         checked = checked_template(**template)
         asked = new_tokenize(prompt, checked, add_special_tokens=add_special_tokens)
-        name = (await self._model(model)).name
+        name = base_of(await self._model(model))
         return ids_of(await asyncio.wrap_future(self._io.ask(asked, name)))
 
     async def detokenize(

@@ -382,7 +382,7 @@ class Client:
 
         Raises: BadRequestError, OverloadedError, EngineError, ConnectionLostError, ClosedError.
         """
-        name = checked_model(self._io.models, model).name
+        name = base_of(checked_model(self._io.models, model))
         checked = checked_template(**template)
         asked = new_tokenize(prompt, checked, add_special_tokens=add_special_tokens)
         return ids_of(self._io.ask(asked, name).result())

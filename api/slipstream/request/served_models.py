@@ -75,10 +75,14 @@ def checked_model(models: Sequence[ModelCard], name: str | None) -> ModelCard:
 def with_adapter(
     models: Sequence[ModelCard], name: str | None, wanted: LoRARequest
 ) -> AdaptedModel:
-    """The adapter that `wanted` names. name: of its base, if one is given.
+    """The adapter that `wanted` names. name: of its base, or the adapter's own, if one is given.
 
     Raises: BadRequestError.
     """
+    named = None if name is None else find_model(models, name)
+    if isinstance(named, AdaptedModel) and named.name != wanted.lora_name:
+        allowed = f"none but {named.name!r}, which the call names as its model"
+        raise bad_request(BadRequest("lora_request", wanted.lora_name, allowed))
     bases = [model for model in models if name is None or find_model([model], name) is not None]
     found = next((it for each in bases if (it := _adapter(each, wanted.lora_name))), None)
     if found is None:

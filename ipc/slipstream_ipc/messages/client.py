@@ -115,12 +115,14 @@ class Accepted(Struct, array_like=True, frozen=True, tag=tags.ACCEPTED):
 
     changed_turns: what was done to a chat's turns so that the model's template takes them.
     left_out: paths of keywords of the request's schemas that cannot be enforced, and are not.
+    adapter_digest: of the adapter that the stream began with, whichever its client knew.
     """
 
     handle: U32
     prompt_ids: bytes
     changed_turns: TurnChanges = ()
     left_out: LeftOut = ()
+    adapter_digest: Identity = b""
 
 
 class Rejected(Struct, array_like=True, frozen=True, tag=tags.REJECTED):

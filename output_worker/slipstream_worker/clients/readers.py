@@ -298,4 +298,5 @@ def _diverged(handle: int, error: Diverged) -> Rejected:
 
 def accepted(handle: int, admit: Admit) -> Accepted:
     """The acceptance of a stream with this registration, for its reader."""
-    return Accepted(handle, admit.prompt_ids, admit.derived.changed_turns, admit.derived.left_out)
+    derived, digest = admit.derived, admit.spec.adapter_digest
+    return Accepted(handle, admit.prompt_ids, derived.changed_turns, derived.left_out, digest)

@@ -22,7 +22,7 @@ from slipstream.cli.main import main
 from slipstream.client.endpoints import ADDRESS_VARIABLE
 from slipstream.errors import ConnectionLostError
 from slipstream.progress import Progress
-from slipstream_ipc.messages import Fault, Submit
+from slipstream_ipc.messages import AdapterRef, Fault, Submit
 
 MODEL = "simulated:step_ms=1,mode=chain"
 ANSWER = ["--max-tokens", "4", "--temperature", "0"]
@@ -57,23 +57,27 @@ def alone(tmp_path, monkeypatch):
 def test_of_several_models_a_command_names_one(tmp_path, capsys):
     def play(worker: FakeWorker, body: Any) -> None:
         if isinstance(body, Submit):
-            text = worker.model.name
+            text = body.adapter or worker.model.name
             worker.accept_from_script(body)
             worker.post(deltas(Entry(body.handle, text, end=end_of(text))))
 
     tmp_path.chmod(0o700)
     cards = [replace(CARD, name=name, path=f"/models/{name}") for name in ("one", "two")]
+    cards[0] = replace(cards[0], adapters=(AdapterRef("tone", "/loras/tone", b"tone"),))
     workers = [FakeWorker(f"ipc://{tmp_path}/{card.name}", play, card) for card in cards]
     where = ["--address", ",".join([worker.address for worker in workers])]
     try:
         assert main(["generate", "x", *ANSWER, *where, "--model", "two"]) == 0
         assert capsys.readouterr().out == "two"
-        assert main(["chat", "one", "-q", "x", *where]) == 0
-        assert capsys.readouterr().out == "one\n"
+        assert main(["generate", "x", *ANSWER, *where, "--model", "tone"]) == 0
+        assert capsys.readouterr().out == "tone"
+        for named in ("one", "tone"):
+            assert main(["chat", named, "-q", "x", *where]) == 0
+            assert capsys.readouterr().out == f"{named}\n"
         for named in ([], ["--model", "three"]):
             assert main(["generate", "x", *where, *named]) == 2
             assert "--model: got" in (said := capsys.readouterr().err)
-            assert "allowed: one of 'one', 'two'" in said
+            assert "allowed: one of 'one', 'tone', 'two'" in said
     finally:
         for worker in workers:
             worker.stop()

@@ -84,7 +84,9 @@ def test_each_api_serves_each_adapter_by_its_name(stack: Stack) -> None:
             found = answered(stack, "/v1/responses", body)
             assert (found["model"], found["output"][0]["content"][0]["text"]) == (shown, said)
             texts.setdefault(text, set()).add(shown)
-            assert answered(stack, "/tokenize", {"prompt": PROMPT, **named})["count"]
+            ids = client.tokenize(PROMPT, **named)
+            assert answered(stack, "/tokenize", {"prompt": PROMPT, **named})["tokens"] == ids
+            assert client.detokenize(ids, **named) == PROMPT
             counted = {"messages": CHAT, "model": name or "alias"}
             assert answered(stack, "/v1/messages/count_tokens", counted)["input_tokens"]
     assert sorted(map(sorted, texts.values())) == [["slipstream-demo"], ["team/sql"], ["tone"]]

@@ -18,11 +18,13 @@ from slipstream import BadRequestError, Client, Stack
 from slipstream.request.requests import new_submits
 from slipstream.request.served_models import (
     AdaptedModel,
+    LoRARequest,
     base_of,
     checked_model,
     find_model,
     listed_names,
     names_of,
+    with_adapter,
 )
 from slipstream.stack.plan.process_plan import core_config
 from slipstream.stack.settings import settings_from
@@ -133,6 +135,15 @@ def test_an_adapter_is_a_model_of_its_own(name: str, base: str, path: str | None
         assert (submit.adapter, submit.adapter_digest) == (name, found.adapter.digest)
     else:
         assert (submit.adapter, submit.adapter_digest) == ("", b"")
+
+
+def test_a_call_names_one_adapter() -> None:
+    """A model that is an adapter, and another one as `lora_request`, are no one's request."""
+    wanted = LoRARequest("sql")
+    for name in (None, "base", "alias", "sql"):
+        assert with_adapter(ADAPTED[:1], name, wanted).name == "sql"
+    with pytest.raises(BadRequestError, match="got 'sql', allowed: none but 'tone'"):
+        with_adapter(ADAPTED[:1], "tone", wanted)
 
 
 def test_adapters_are_listed_behind_a_models_names() -> None:

@@ -12,6 +12,7 @@ from msgspec import structs
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
+    AdapterRef,
     Admit,
     AnswerOptions,
     AnswerSettings,
@@ -24,6 +25,7 @@ from slipstream_ipc.messages import (
     Submit,
 )
 from slipstream_ipc.transport.codec import encode_params
+from slipstream_worker.clients.readers import accepted
 from slipstream_worker.streams import registration
 from slipstream_worker.streams.registration import Submission, answers_of, register
 
@@ -131,6 +133,29 @@ def test_tenants_that_share_no_prefixes_have_roots_of_their_own() -> None:
 
     assert (len(roots(shares=True)), len(roots(shares=False))) == (2, 6)
     assert roots(shares=True) < roots(shares=False)  # of no tenant's
+
+
+def test_a_stream_goes_on_with_the_adapter_that_it_began_with() -> None:
+    adapters = (AdapterRef("sql", "/sql", b"new"), AdapterRef("tone", "/tone", b"tone"))
+    card = structs.replace(CARD, adapters=adapters)
+
+    def registered(**fields: Any) -> Admit:
+        one = structs.replace(submission(), **{"adapter": "sql", **fields})
+        spec = Submission(one).spec_of(one)
+        return register(one, PROMPT, b"c", card, spec=spec, fingerprint=b"")
+
+    begun: tuple[dict[str, Any], ...] = ({"output_ids": PROMPT}, {"num_tokens": 3})
+    for progress, known, expected in (
+        ({}, b"", b"new"),
+        ({}, b"old", b"new"),  # whatever its client knew
+        *((each, b"old", b"old") for each in begun),
+        *((each, b"", b"new") for each in begun),
+    ):
+        admit = registered(adapter_digest=known, **progress)
+        assert admit.spec.adapter_digest == expected
+        assert accepted(7, admit).adapter_digest == expected
+    with pytest.raises(BadRequest, match="got 'none', allowed: one of 'sql', 'tone'"):
+        registered(adapter="none")
 
 
 def test_how_an_answer_is_read_is_part_of_its_fingerprint() -> None:

@@ -37,8 +37,7 @@ _OURS = {
 }
 _SEVERAL_DEVICES = "of several devices only --tensor-parallel-size is supported yet"
 _QUANTISED = (
-    "a checkpoint says how its weights are quantised: FP8, MXFP4 and compressed-tensors are "
-    "dequantised when it is loaded, others are not supported"
+    "a checkpoint says how its weights are quantised; --quantization has others' kept as codes"
 )
 _LORA = "--enable-lora --lora-modules NAME=PATH serves adapters (docs/lora.md)"
 _SPECULATIVE = "--speculative-config says how tokens are drafted: ngram and suffix are supported"

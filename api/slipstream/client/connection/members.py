@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -240,6 +240,7 @@ class Members:
         member, by its index, and may raise BadRequest or OSError.
         """
         self.models: tuple[ModelCard, ...] = ()
+        self._cards: dict[str, ModelCard] = {}  # by name, each one member's
         self._address = address
         self._source = source
         self._connect = connect
@@ -501,7 +502,7 @@ class Members:
 
     def _note_models(self) -> None:
         """Go by the card of an attached member of each model, by the same one as long as that is
-        there. In the order of the members.
+        there, with the adapters of all of them. In the order of the members.
         """
         cards: dict[str, list[ModelCard]] = {}
         for each in sorted(self._members.values(), key=_is_away):
@@ -510,11 +511,14 @@ class Members:
                 if each.is_attached or not there:
                     there.append(each.card)
         order = dict.fromkeys([each.model for each in self._members.values() if each.card])
-        before = {card.name: card for card in self.models}
-        found = [
-            before[name] if before.get(name) in cards[name] else cards[name][0] for name in order
-        ]
-        self.models = tuple(found) or self.models
+        before = self._cards
+        found = {
+            name: before[name] if before.get(name) in cards[name] else cards[name][0]
+            for name in order
+        }
+        if found:
+            self._cards = found
+            self.models = tuple(_with_adapters(found[name], cards[name]) for name in found)
 
     def _why_refused(self, member: Member, welcome: Welcome) -> str:
         """The reason to refuse a member: it is known at another address. Else empty."""
@@ -553,6 +557,17 @@ class Members:
 
 def _about(model: str, queries: list[PendingQuery]) -> list[tuple[str, PendingQuery]]:
     return [(model, each) for each in queries]
+
+
+def _with_adapters(card: ModelCard, cards: Sequence[ModelCard]) -> ModelCard:
+    """The card with the adapters that only others have."""
+    found = {each.name: each for each in card.adapters}
+    for other in cards:
+        for each in other.adapters:
+            found.setdefault(each.name, each)
+    return (
+        replace(card, adapters=tuple(found.values())) if len(found) > len(card.adapters) else card
+    )
 
 
 def _is_away(member: Member) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from slipstream.errors import BadRequestError, EngineError, SlipstreamError, Str
 from slipstream.request.parallel_sampling import can_join
 from slipstream.request.served_models import checked_model
 from slipstream_ipc.crash_note import SUSPECT_BYTES, suspect_digest
-from slipstream_ipc.messages import Fault, Submit, Superseded
+from slipstream_ipc.messages import AdapterRef, Fault, Submit, Superseded
 
 _HELD = -1  # the `member` of a stream that is at none
 
@@ -107,6 +108,7 @@ class StreamRouter:
 
     def choose(self, state: StreamState, numbers: Sequence[int]) -> int:
         """The best of these members for a stream."""
+        numbers = self._with_adapter(state, numbers)
         loads = [self._members[number].load for number in numbers]
         route = self._routes.get(state)
         if route is None:
@@ -117,6 +119,26 @@ class StreamRouter:
         self.counters.choose_s += time.perf_counter() - begin
         self._placed_why = best.reason
         return numbers[best.member]
+
+    def _with_adapter(self, state: StreamState, numbers: Sequence[int]) -> Sequence[int]:
+        """Return the members that serve the stream's adapter, with its files if any does; all of
+        them where none does, as one of them says so.
+        """
+        submit = state.resubmittable
+        if submit is None or not submit.adapter:
+            return numbers
+        its = [self._adapter_at(number, submit.adapter) for number in numbers]
+        for fits in (
+            [each is not None and each.digest == submit.adapter_digest for each in its],
+            [each is not None for each in its],
+        ):
+            if any(fits):
+                return list(compress(numbers, fits))
+        return numbers
+
+    def _adapter_at(self, number: int, name: str) -> AdapterRef | None:
+        card = self._members[number].card
+        return None if card is None else next((it for it in card.adapters if it.name == name), None)
 
     def home_of(self, state: StreamState, numbers: Sequence[int]) -> int:
         """The member of these that computes a stream that none of them has: one that takes new

@@ -216,6 +216,10 @@ class ClientStreamTable:
             state.prompt_ids = message.prompt_ids if state.keeps_prompt_ids else b""
             state.changed_turns = message.changed_turns
             state.left_out = message.left_out
+            submit, digest = state.resubmittable, message.adapter_digest
+            if digest and submit is not None and submit.adapter_digest != digest:
+                # elsewhere it goes on with this one, or ends
+                state.resubmittable = replace(submit, adapter_digest=digest)
             if state.awaits_acceptance:
                 self._woken.append(state)
 

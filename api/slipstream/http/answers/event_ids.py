@@ -240,7 +240,8 @@ def parse_event_id(text: str) -> EventId:
 
 
 def checksum_of(submits: Sequence[Submit], num_answers: int) -> int:
-    """A CRC-32 of a request, independent of its stream ids, labels, tenant, traces and records.
+    """A CRC-32 of a request, independent of its stream ids, labels, tenant, traces and records, and
+    of the version of its adapter.
 
     submits: `num_answers` in a row for each prompt. Only the first of them is hashed as a whole,
     of the others only the sampling parameters.
@@ -259,6 +260,7 @@ def checksum_of(submits: Sequence[Submit], num_answers: int) -> int:
                 scope=b"",
                 trace=None,
                 keep=None,
+                adapter_digest=b"",
             )
             found = crc32(msgspec.msgpack.encode(without_ids), found)
     return found

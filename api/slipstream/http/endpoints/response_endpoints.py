@@ -69,7 +69,7 @@ from slipstream.http.responses.responses_request import (
 )
 from slipstream.http.shares import Share
 from slipstream.request.requests import new_resume
-from slipstream.request.served_models import base_of
+from slipstream.request.served_models import base_of, find_model
 from slipstream_ipc.messages import Cancel, End, KeptAnswer, Recalled, Tokenized
 from slipstream_ipc.validation.kept_size import max_text_bytes
 
@@ -314,9 +314,11 @@ class ResponseEndpoints:
         response = kept.begun
         stream_id = response.id.removeprefix(ID_PREFIX)
         last = last_event_id(request)
+        model = find_model(self._io.models, response.model)
         plan = AnswerPlan(
             id=AnswerId(KIND, bytes.fromhex(stream_id)),
             model=response.model,
+            base="" if model is None else base_of(model),
             created=response.created_at,
             states=[
                 StreamState(

@@ -40,6 +40,8 @@ from slipstream_ipc.crash_note import suspect_digests
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
     Abort,
+    Accepted,
+    AdapterRef,
     Cancel,
     Cancelled,
     Deltas,
@@ -372,6 +374,40 @@ def test_no_move_to_another_fingerprint(place) -> None:
         with pytest.raises((ConnectionLostError, StreamLostError)):
             next(streams[first])
         assert not [each for each in list(second._received.queue) if isinstance(each, Submit)]
+
+
+def test_a_stream_is_for_replicas_that_have_its_adapter(place) -> None:
+    """A rolling restart gives them adapters, or other files for a name, one after the other."""
+
+    def with_loras(**digests: bytes) -> Any:
+        loras = [AdapterRef(name, f"/{name}", digest) for name, digest in digests.items()]
+        return replace(CARD, adapters=tuple(loras))
+
+    without, first = place("a"), place("b", with_loras(sql=b"one", b=b"b"))
+    with Client(address_of(without, first)) as client:
+        attached(client, 2)
+        names = {each.name for each in client.models[0].adapters}
+        assert names == {"sql", "b"}  # whichever card it goes by
+    others = place("c", with_loras(sql=b"two")), place("d", with_loras(sql=b"one"))
+    replicas = [without, first, *others]
+    with Client(address_of(*replicas)) as client:
+        attached(client, 4)
+        for num in range(12):
+            stream = client.stream(f"{num} prompt", model="b", seed=1)
+            replica, submit = first_submit(replicas, Patience())
+            assert (replica, submit.adapter) == (first, "b")
+            replica.reject(submit, Fault("bad_request", "enough"))
+            stream.close()
+        stream = client.stream("prompt", model="sql", seed=1)
+        replica, submit = first_submit(replicas, Patience())
+        # it had other files than the client knew
+        replica.send(Accepted(submit.handle, pack_u32([1]), adapter_digest=b"one"))
+        replica.send(deltas(Entry(submit.handle, "a")))
+        assert next(stream).text == "a"
+        replica.stop()
+        again, submit = first_submit([each for each in replicas if each is not replica], Patience())
+        assert (submit.adapter_digest, u32(submit.output_ids).tolist()) == (b"one", [ord("a")])
+        assert b"one" in [each.digest for each in again.model.adapters]
 
 
 def test_other_weights_at_the_same_address_are_not_told_of_a_stream(place) -> None:

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from tests.helpers.fake_worker import Entry, deltas, end_of
 
 from slipstream.client.streams.stream_state import StreamState
@@ -350,3 +351,14 @@ def test_a_stream_resumed_at_its_beginning_has_all_its_ids() -> None:
     state = resumed(table)
     table.deliver(deltas(Entry(state.handle, "ab")))
     assert table.token_ids(state) == b"a\0\0\0b\0\0\0"
+
+
+def test_a_stream_is_sent_again_with_the_adapter_that_it_began_with() -> None:
+    """A replica may have other files under the name than the one whose card its client has."""
+    table = ClientStreamTable()
+    submit = structs.replace(new_submit("x", SamplingParams()), adapter="a", adapter_digest=b"card")
+    for said, expected in ((b"", b"card"), (b"card", b"card"), (b"its", b"its")):
+        state = StreamState(submit, wants_whole=False)
+        table.add(state)
+        table.accept(Accepted(state.handle, b"", adapter_digest=said))
+        assert state.resubmittable == structs.replace(submit, adapter_digest=expected)

@@ -152,8 +152,10 @@ def test_an_id_of_an_earlier_version_is_refused_and_says_so(chain_stack):
 def test_a_request_is_known_again_whoever_sends_it_and_whatever_it_is_called():
     submit = Submit(7, bytes(16), b"\x80", text="Once")
     other = {"handle": 1, "stream_id": b"x" * 16, "label": "me", "tenant": b"key"}
+    other |= {"adapter_digest": b"version"}
     assert checksum_of([structs.replace(submit, **other)], 1) == checksum_of([submit], 1)
-    assert checksum_of([structs.replace(submit, text="Twice")], 1) != checksum_of([submit], 1)
+    for changed in ({"text": "Twice"}, {"adapter": "sql"}):
+        assert checksum_of([structs.replace(submit, **changed)], 1) != checksum_of([submit], 1)
 
 
 @pytest.mark.process
