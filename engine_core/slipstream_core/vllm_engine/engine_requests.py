@@ -14,6 +14,7 @@ import numpy as np
 
 from slipstream_core.scheduler.constraint_columns import TokenConstraints, token_constraints
 from slipstream_core.scheduler.request_table import NewRequest
+from slipstream_core.vllm_engine.settings import minor_version
 from slipstream_ipc.messages import Admit, Fault, SamplingParams
 from slipstream_ipc.validation.token_constraints import unpack_words
 
@@ -102,8 +103,10 @@ def vllm_params(
 class Objections:
     """Refuses what vLLM's own front would refuse. Called with each registration."""
 
-    def __init__(self, vllm_config: Any) -> None:
-        self._config = vllm_config
+    def __init__(self, vllm_config: Any, version: str) -> None:
+        self._config, self._version = vllm_config, version
+        # 0.30 leaves the ids of a request that changes its place in a batch to whoever comes there
+        self._mixes_allowed_ids = minor_version(version) < (0, 31)
         self._without_masks: str | None = None  # what takes no masks of ours
         if vllm_config.speculative_config is not None:
             self._without_masks = "speculative decoding"  # a draft would need one, too
@@ -122,6 +125,9 @@ class Objections:
             if params.thinking_token_budget is not None:
                 why = f"allowed: none with --engine vllm and {without}"
                 return Fault("bad_request", why, "thinking_token_budget")
+        if self._mixes_allowed_ids and params.allowed_token_ids is not None:
+            why = f"vLLM {self._version} applies them to other requests, too, allowed: from 0.31 on"
+            return Fault("bad_request", f"allowed_token_ids: {why}", "allowed_token_ids")
         words = unpack_words(derived.bad_word_ids, derived.bad_word_counts)
         try:
             made = vllm_params(

@@ -41,11 +41,12 @@ class VllmRunner:
     objections: what vLLM cannot compute. num_preemptions: requests that vLLM has preempted.
     """
 
-    def __init__(self, core: Any, info: ModelInfo) -> None:
+    def __init__(self, core: Any, info: ModelInfo, version: str) -> None:
+        """version: vLLM's."""
         self.info, self._core = info, core
         config = core.vllm_config
         self.num_blocks: int = config.cache_config.num_gpu_blocks
-        self.objections = Objections(config)
+        self.objections = Objections(config, version)
         drafts = config.speculative_config
         self.max_tokens_per_turn = 1 + (0 if drafts is None else drafts.num_speculative_tokens)
         self.num_preemptions = 0
@@ -169,7 +170,7 @@ def load(config: CoreConfig) -> VllmRunner:
         "on" if vllm_config.scheduler_config.async_scheduling else "off",
         2 if getattr(vllm_config, "use_v2_model_runner", False) else 1,
     )
-    return VllmRunner(core, _info(config, vllm_config, version))
+    return VllmRunner(core, _info(config, vllm_config, version), version)
 
 
 def _info(config: CoreConfig, vllm_config: Any, version: str) -> ModelInfo:

@@ -59,10 +59,15 @@ def version_of_vllm(model: str) -> str:
     return str(version)
 
 
+def minor_version(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version; fewer where there are no numbers."""
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
 def check_version(model: str, version: str) -> None:
     """Raises ModelLoadError for a version that this engine does not know."""
-    numbers = [int(part) for part in version.split(".")[:2] if part.isdigit()]
-    if len(numbers) < 2 or not OLDEST <= tuple(numbers) <= NEWEST:
+    numbers = minor_version(version)
+    if len(numbers) < 2 or not OLDEST <= numbers <= NEWEST:
         allowed = f"{_dotted(OLDEST)} to {_dotted(NEWEST)}"
         raise ModelLoadError(model, f"vllm {version} is not supported, allowed: {allowed}")
 

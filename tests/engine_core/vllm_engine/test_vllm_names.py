@@ -64,6 +64,8 @@ MEMBERS = {
             field.name for field in fields(fake_vllm.EngineArgs) if field.name != "vocab_size"
         ),
     },
+    "v1/worker/gpu_model_runner.py": {"GPUModelRunner": "sampler"},
+    "v1/sample/sampler.py": {"Sampler": "topk_topp_sampler"},
     "sampling_params.py": {
         "SamplingParams": """
             temperature top_k top_p min_p seed max_tokens min_tokens stop_token_ids ignore_eos
@@ -86,6 +88,8 @@ SIGNATURES = {
         "Scheduler.update_from_output": "scheduler_output model_runner_output",
         "Scheduler.get_grammar_bitmask": "scheduler_output",
     },
+    "v1/worker/gpu_model_runner.py": {"GPUModelRunner.__init__": "vllm_config device"},
+    "v1/sample/ops/topk_topp_sampler.py": {"TopKTopPSampler.forward_cpu": "logits generators k p"},
     "v1/core/block_pool.py": {"BlockPool.get_num_free_blocks": ""},
     "v1/request.py": {"Request.append_output_token_ids": "token_ids"},
     "v1/executor/abstract.py": {"Executor.get_class": "vllm_config"},

@@ -33,8 +33,8 @@ def admit(**params: Any) -> Admit:
     return admit_of(secrets.token_bytes(16), pack_u32([5, 6, 7]), asked, max_tokens=9)
 
 
-def objections(**engine_args: Any) -> Objections:
-    return Objections(fake_vllm.EngineArgs(**engine_args).create_engine_config(None))
+def objections(version: str = fake_vllm.VERSION, **engine_args: Any) -> Objections:
+    return Objections(fake_vllm.EngineArgs(**engine_args).create_engine_config(None), version)
 
 
 def test_every_shared_setting_is_translated_once() -> None:
@@ -191,6 +191,15 @@ def test_what_vllms_own_front_would_refuse_is_refused_with_its_words() -> None:
     assert (fault.code, fault.field) == ("bad_request", "logit_bias")
     assert fault.message == "vLLM: logit_bias contains out-of-vocab token ids"
     assert objections()(admit(logit_bias={996: 1.0})) is None
+
+
+def test_ids_that_vllm_would_apply_to_other_requests_are_refused() -> None:
+    fault = objections("0.30.0")(admit(allowed_token_ids=[5, 6]))
+    assert fault is not None
+    why = "vLLM 0.30.0 applies them to other requests, too, allowed: from 0.31 on"
+    assert (fault.message, fault.field) == (f"allowed_token_ids: {why}", "allowed_token_ids")
+    assert objections("0.30.0")(admit()) is None
+    assert objections("0.31.0")(admit(allowed_token_ids=[5, 6])) is None
 
 
 GRAMMAR = StructuredOutputs(regex="a+")
