@@ -45,7 +45,7 @@ from slipstream_core.drafting.step_costs import StepCosts
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.llguidance_backend import Vocabulary, ids_as_mask
 from slipstream_core.grammar.matcher import GrammarMatcher, SharedGrammar
-from slipstream_core.runner import torch_factory, torch_runner
+from slipstream_core.runner import sample_stage, torch_factory
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.step.plan import ModelInfo, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
@@ -294,7 +294,7 @@ def edited_texts(num: int, prompt_len: int, num_tokens: int) -> list[list[int]]:
 @contextmanager
 def said(texts: Sequence[Sequence[int]] | None) -> Iterator[None]:
     """Have runners sample these texts, which rows name by their seeds; None: what they sample."""
-    runners: Any = torch_runner
+    runners: Any = sample_stage
     usual = runners.sample
 
     def told(logits: torch.Tensor, plan: StepPlan, *args: Any, **options: Any) -> Any:

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.cli.main import main
 from slipstream.demo_model import MODEL_PATH
-from slipstream_core.runner import torch_runner
+from slipstream_core.runner import sample_stage, torch_runner
 from slipstream_lab.common.core_parts import DEVICE, PARTS, CoreParts
 from slipstream_lab.step import model_parts
 
@@ -37,7 +37,7 @@ def test_every_part_of_every_step_is_timed_and_every_token_arrives(batch, enable
 
 
 def test_a_model_is_timed_where_all_decode_and_left_as_it_was():
-    before = torch_runner.sample, torch_runner.TorchRunner._forward
+    before = sample_stage.sample, torch_runner.TorchRunner._forward
     batches = [1, 3, 130]  # of 130 the prompts take two steps
     runner = model_parts.load(str(MODEL_PATH), batches=batches, prompt_len=20, steps=4, threads=1)
     try:
@@ -47,7 +47,7 @@ def test_a_model_is_timed_where_all_decode_and_left_as_it_was():
         ]
     finally:
         runner.close()
-    assert (torch_runner.sample, torch_runner.TorchRunner._forward) == before
+    assert (sample_stage.sample, torch_runner.TorchRunner._forward) == before
     for us in found:
         assert {name: len(times) for name, times in us.items()} == dict.fromkeys(
             (*PARTS, *model_parts.PARTS), 4
@@ -60,7 +60,7 @@ def test_a_model_is_timed_where_all_decode_and_left_as_it_was():
 def test_a_device_that_takes_longer_is_told_where_it_does(monkeypatch):
     """What is put into one part of a model's step is found there and in no other."""
     runner = model_parts.load(str(MODEL_PATH), batches=[2], prompt_len=8, steps=4, threads=1)
-    sample, later_ns = torch_runner.sample, 0
+    sample, later_ns = sample_stage.sample, 0
     long_us = 1e9  # a thousand seconds, which nothing else takes
 
     def slowly(*arguments, **options):
@@ -70,7 +70,7 @@ def test_a_device_that_takes_longer_is_told_where_it_does(monkeypatch):
 
     clock = SimpleNamespace(perf_counter_ns=lambda: time.perf_counter_ns() + later_ns)
     monkeypatch.setattr(model_parts, "time", clock)
-    monkeypatch.setattr(torch_runner, "sample", slowly)
+    monkeypatch.setattr(sample_stage, "sample", slowly)
     try:
         us = model_parts.measure(runner, 2, prompt_len=8, steps=4, enable_prefix_caching=True)
     finally:

@@ -306,7 +306,7 @@ def meta_runner(
     try:
         attention: Any = MetaAttention()
         draws: Any = MetaDraws()
-        runner._triton, runner._whole = attention, draws
+        runner._triton, runner._sampling.whole = attention, draws
         if graph_sizes:
             with torch.inference_mode():  # modes are per thread, so not on the device's thread
                 runner._record(CaptureConfig(graph_sizes, token_buckets, recorder))

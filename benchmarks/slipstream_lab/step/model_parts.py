@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner import torch_factory, torch_runner
+from slipstream_core.runner import sample_stage, torch_factory
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_lab.common import core_parts
 from slipstream_lab.common.core_parts import DEVICE, CoreParts
@@ -83,7 +83,7 @@ def _clocks() -> Iterator[list[dict[str, int]]]:
     running: dict[str, int] = {}  # of the device thread's current step
     timed: tuple[tuple[Any, str], ...] = (
         (TorchRunner, "_forward"),
-        (torch_runner, "sample"),
+        (sample_stage, "sample"),
         (TorchRunner, "_step"),
     )
 

@@ -9,14 +9,11 @@ predecessor has finished: its input ids are gathered on the device from `last_to
   in place, by another thread.
 - A step that raises changes nothing but the cache slots, tables, last tokens and states of its own
   rows.
-- Of several ranks the first one samples, and the others receive its ids, or all sample a plan that
-  is `sliced` together. A forward that raises ends the process, as the other ranks would wait for it
-  for ever. A step that cannot be sampled fails on the first rank alone; the others receive any ids,
-  as its rows are computed again.
+- A forward of one of several ranks that raises ends the process, as the other ranks would wait for
+  it for ever.
 - The rows of a plan that have drafts are unfolded into rows of one token (`step/drafts`). Only what
   is accepted leaves the runner.
-- A plan that awaits masks stops between its forward pass and sampling until they arrive. Masks of a
-  step that raised before it needed them are skipped.
+- What becomes of logits, also among ranks, is in `sample_stage`.
 """
 
 from __future__ import annotations
@@ -27,7 +24,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -65,29 +61,22 @@ from slipstream_core.runner.decode_graphs import DecodeGraphs, GraphKind
 from slipstream_core.runner.graph_capture import NO_CAPTURE, CaptureConfig, CudaRecorder
 from slipstream_core.runner.kv_cache_size import block_bytes
 from slipstream_core.runner.mixed_forwards import StaticForward
-from slipstream_core.runner.readback import DeviceSpans, EndedStep, Prompts, deliver, wide
-from slipstream_core.sampling.logits_processors import LogitsProcessors
-from slipstream_core.sampling.logprobs import arrived, candidates
-from slipstream_core.sampling.sampler import sample
-from slipstream_core.sampling.slice_sampling import SliceSampler
-from slipstream_core.sampling.whole_vocab_sampling import whole_vocab_sampler
+from slipstream_core.runner.readback import DeviceSpans, EndedStep
+from slipstream_core.runner.sample_stage import SampleStage
 from slipstream_core.sharding.collectives import (
     all_ranks_say,
     gather_over_ranks,
-    ids_from_lead,
-    share_of,
 )
 from slipstream_core.states.flat_mixers import mixers_by_kernels
 from slipstream_core.states.flat_step import FlatContext, FlatStep
 from slipstream_core.states.mixers import MixingContext
 from slipstream_core.states.state_pool import StatePool, StateStep
 from slipstream_core.step.device_thread import DeviceThread
-from slipstream_core.step.drafts import Unfolded, accepted, only_accepted, unfold
+from slipstream_core.step.drafts import unfold
 from slipstream_core.step.plan import (
     Int32s,
     Int64s,
     ModelInfo,
-    PromptPlan,
     StepFailed,
     StepPlan,
     StepResult,
@@ -192,9 +181,6 @@ class TorchRunner:
                 model=model.name,
                 wanted=kernel_config.attention_backend,
             )
-        self._whole = None
-        if kernel_config.native:
-            self._whole = whole_vocab_sampler(model.vocab_size, model.device, model=model.name)
         has_kernels = kernel_config.native and kernel_config.attention_backend == "auto"
         has_kernels &= is_cpu_float32 and self._triton is None
         self._kernels = kernels() if has_kernels else None
@@ -227,24 +213,14 @@ class TorchRunner:
             torch.device("cpu") if on_host else model.device,
             None if on_host else copies,
         )
-        # [max_num_seqs + 1] int64: each slot's last sampled token; one more for padding rows
-        self._last_token = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=model.device)
-        self._logits_processors = LogitsProcessors(
-            model.vocab_size,
-            model.device,
-            num_state_slots=max_num_seqs,
+        self._sampling = SampleStage(
+            model,
+            copies,
+            max_num_seqs=max_num_seqs,
             max_model_len=self.info.max_model_len,
+            native=kernel_config.native,
+            is_recorded=bool(capture.sizes),
         )
-        self._vocab = torch.arange(model.vocab_size, dtype=torch.int32, device=model.device)
-        self._share: int | None = None  # columns of a rank's logits, where those are slices
-        self._slices: SliceSampler | None = None
-        if model.rank is not None and model.head_is_sliced:
-            self._share = share_of(model.vocab_size, model.rank.size)
-            # not with the kernels, whose noise is not torch's to the last bit, nor with recorded
-            # forwards, which end in whole logits
-            if self._whole is None and not capture.sizes:
-                self._slices = SliceSampler(self._vocab, model.rank)
-        self._masks: SimpleQueue[tuple[int, Int32s] | None] = SimpleQueue()  # (step, masks)
         self._tracer = tracer
         self._spans = None  # on a CPU a step ends with its job
         self._staging = None if copies is None else Staging(copies, model.device, _STAGING_BYTES)
@@ -332,7 +308,7 @@ class TorchRunner:
 
     def sample(self, plan: StepPlan, masks: Int32s) -> None:
         """Provide the masks that a launched plan awaits. Returns at once."""
-        self._masks.put((plan.step, masks))
+        self._sampling.give_masks(plan.step, masks)
 
     def collect(self) -> StepResult:
         """Wait for the oldest launched step and return its result. Raises StepFailed."""
@@ -358,11 +334,11 @@ class TorchRunner:
     @property
     def may_slice(self) -> bool:
         """True if plans may be `sliced`; the same on all ranks."""
-        return self._slices is not None
+        return self._sampling.may_slice
 
     def close(self) -> None:
         """Stop the device's thread and free the cache. Idempotent."""
-        self._masks.put(None)  # unblocks a step that waits for masks
+        self._sampling.close()  # unblocks a step that waits for masks
         self._thread.close()
         self._graphs = self._triton = None  # both reference the cache
         self._layers, self._states = [], None
@@ -426,22 +402,23 @@ class TorchRunner:
             logger.warning("CUDA graphs are disabled: this attention backend has no fixed shapes")
             return
         forward = self._model
-        if self._share is not None:
+        sampling = self._sampling
+        if sampling.share is not None:
             forward = _of_all_columns(forward, self.info.vocab_size)
         self._graphs = DecodeGraphs(
             StaticForward(
                 forward,
                 backend,
                 self._layers,
-                self._last_token,
+                sampling.last_token,
                 self._tables.tensor,
                 self._block_size,
             ),
-            vocab=self._vocab,
+            vocab=sampling.vocab,
             copies=self._copies,
             capture=capture,
-            whole=self._whole,
-            logits_processors=self._logits_processors,
+            whole=sampling.whole,
+            logits_processors=sampling.logits_processors,
         )
         free = self._free_bytes()
         agree = None if self._rank is None else partial(all_ranks_say, device=self._device)
@@ -498,101 +475,7 @@ class TorchRunner:
         logits = self._forward(plan) if graphs is None else graphs.forward(plan)
         if self._device.type == "cpu":
             self._threads.end_forward()
-        if self._rank is None:
-            return self._sampled(plan, logits, graphs, drafts)
-        if plan.sliced:
-            return self._chosen(plan, logits)
-        if self._share is not None and graphs is None:
-            logits = gather_over_ranks(logits, self.info.vocab_size)
-        if not self._rank.leads:
-            return self._received(plan)
-        num_rows = len(plan.temperatures)
-        try:
-            result = self._sampled(plan, logits, graphs)
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
-            if num_rows:
-                ids_from_lead(torch.zeros(num_rows, dtype=torch.int64, device=self._device))
-            raise StepFailed(plan.step, error) from error
-        if num_rows:
-            ids_from_lead(self._last_token[self._to(plan.slots[plan.samples])])
-        return result
-
-    def _sampled(
-        self,
-        plan: StepPlan,
-        logits: torch.Tensor,
-        graphs: DecodeGraphs | None,
-        drafts: Unfolded | None = None,
-    ) -> Any:
-        """Sample from `logits` [S + N, vocab], and store and deliver what was sampled; of a step
-        with drafts what is accepted.
-        """
-        prompt: Prompts = ()
-        if plan.prompt is not None:
-            num = len(logits) - len(plan.prompt.tokens)
-            logits, prompt = logits[:num], self._of_prompts(logits[num:], plan.prompt)
-        if len(logits) == 0:  # prefill chunks only
-            nothing = StepResult(plan.step, np.empty(0, np.int64), None)
-            if self._copies is None:
-                return replace(nothing, prompt=tuple(map(arrived, prompt)))
-            return EndedStep(nothing, self._copies.record(), prompt)
-        masks = self._masks_of(plan) if plan.awaits_masks else None
-        if graphs is not None and (sampled := graphs.sample(plan, masks)) is not None:
-            return sampled
-        logits, constraints = logits.float(), plan.constraints
-        allowed = (
-            None if constraints is None else self._logits_processors.apply(logits, constraints)
-        )
-        token_ids, logprobs = sample(
-            logits,
-            plan,
-            self._vocab,
-            allowed=allowed,
-            masks=masks,
-            whole=self._whole,
-            share=self._share,
-        )
-        found = None if drafts is None else accepted(drafts, token_ids.numpy())
-        if constraints is not None:
-            self._logits_processors.sampled(token_ids, None if found is None else found.is_kept)
-        slots = plan.slots[plan.samples]
-        more = wide(logits, token_ids, plan, self._copies) if plan.any_wide else ()
-        if drafts is None or found is None:
-            self._last_token.index_copy_(0, self._to(slots), token_ids)
-            return deliver(self._copies, plan, token_ids, logprobs, more, prompt)
-        lasts = found.places[np.cumsum(found.counts) - 1]
-        self._last_token.index_copy_(0, self._to(slots[lasts]), token_ids[self._to(lasts)])
-        result = deliver(None, plan, token_ids, logprobs, more, prompt)
-        assert isinstance(result, StepResult)
-        return only_accepted(result, drafts, found)
-
-    def _chosen(self, plan: StepPlan, logits: torch.Tensor) -> Any:
-        """Sample with the other ranks from slices [S, own], and store and deliver the ids."""
-        assert self._slices is not None
-        token_ids = self._slices.sample(logits.float(), plan)
-        self._last_token.index_copy_(0, self._to(plan.slots[plan.samples]), token_ids)
-        return deliver(self._copies, plan, token_ids, None, (), ())
-
-    def _received(self, plan: StepPlan) -> Any:
-        """Store what the first rank has sampled."""
-        num = int(np.count_nonzero(plan.samples))
-        token_ids = torch.empty(num, dtype=torch.int64, device=self._device)
-        if num:
-            ids_from_lead(token_ids)
-            self._last_token.index_copy_(0, self._to(plan.slots[plan.samples]), token_ids)
-        return deliver(self._copies, plan, token_ids, None, (), ())
-
-    def _of_prompts(self, logits: torch.Tensor, prompt: PromptPlan) -> Prompts:
-        """Log-probabilities of each row's prompt, from `logits` [N, vocab]."""
-        targets = self._to(prompt.targets)
-        ends = np.cumsum(prompt.counts)
-        spans = zip(ends - prompt.counts, ends, prompt.num_logprobs, strict=True)
-        return tuple(
-            candidates(logits[begin:end], targets[begin:end], int(num), self._copies)
-            for begin, end, num in spans
-        )
+        return self._sampling.result_of(plan, logits, graphs, drafts)
 
     def _forward(self, plan: StepPlan) -> torch.Tensor:
         """Logits of the sampled rows' last tokens, [S, vocab] in the model's dtype.
@@ -609,7 +492,7 @@ class TorchRunner:
         ids, sources, positions, keep = self._sent(
             plan.token_ids[tokens], plan.gather_slots[tokens], plan.positions[tokens], kept
         )
-        ids = torch.where(sources < 0, ids, self._last_token[sources.clamp(min=0)])
+        ids = torch.where(sources < 0, ids, self._sampling.last_token[sources.clamp(min=0)])
         context = self._context(plan, rows, tokens, kept)
         if self._states is not None:
             context = self._with_mixers(context, self._states, plan, rows)
@@ -675,16 +558,6 @@ class TorchRunner:
         if self._is_recorded:
             return FlatContext(attention, flat)
         return MixingContext(attention, mixers_by_kernels(self._mixer_states, flat))
-
-    def _masks_of(self, plan: StepPlan) -> Int32s:
-        """Wait for the plan's masks, [G, ceil(vocab / 32)]."""
-        while True:
-            given = self._masks.get()
-            if given is None:
-                raise RuntimeError("the runner was closed")
-            step, masks = given
-            if step == plan.step:
-                return masks
 
     def _to(self, column: npt.NDArray[np.generic]) -> torch.Tensor:
         return to_device(column, self._device)

@@ -23,7 +23,7 @@ from slipstream_core.config import CoreConfig
 from slipstream_core.ranks.leader import LeadRunner, load_lead
 from slipstream_core.ranks.processes import Ranks
 from slipstream_core.ranks.watch import RankEnd
-from slipstream_core.runner import torch_runner
+from slipstream_core.runner import sample_stage
 from slipstream_core.runner.torch_factory import load_runner
 from slipstream_core.sampling import slice_sampling
 from slipstream_core.step.plan import Runner, StepFailed, StepPlan
@@ -98,7 +98,7 @@ def test_what_is_sampled_from_slices_is_what_one_rank_samples(
         expected = outputs(alone, requests_of(kind))
     finally:
         alone.close()
-    monkeypatch.delattr(torch_runner, "sample")  # of whole rows
+    monkeypatch.delattr(sample_stage, "sample")  # of whole rows
     assert outputs(lead, requests_of(kind)) == expected
 
 
@@ -150,14 +150,14 @@ def test_a_step_that_cannot_be_sampled_fails_alone(
     plan = replace(plan_of_one(lead, 1), num_logprobs=np.zeros(1, np.int32), max_logprobs=0)
     lead.launch(plan)
     expected = lead.collect().token_ids.tolist()
-    sample = torch_runner.sample
+    sample = sample_stage.sample
 
     def fails_at_two(logits: Any, plan: StepPlan, *args: Any, **options: Any) -> Any:
         if plan.step == 2:
             raise RuntimeError("no sample")
         return sample(logits, plan, *args, **options)
 
-    monkeypatch.setattr(torch_runner, "sample", fails_at_two)
+    monkeypatch.setattr(sample_stage, "sample", fails_at_two)
     lead.launch(replace(plan, step=2))
     lead.launch(replace(plan, step=3))
     with pytest.raises(StepFailed, match="no sample"):

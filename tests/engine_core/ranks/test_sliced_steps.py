@@ -18,7 +18,7 @@ from tests.helpers.torch_driver import (
 from slipstream_core.config import CoreConfig
 from slipstream_core.ranks.leader import load_lead
 from slipstream_core.ranks.processes import Ranks
-from slipstream_core.runner import torch_runner
+from slipstream_core.runner import sample_stage
 from slipstream_core.runner.torch_factory import load_runner
 from slipstream_core.step.plan import Runner
 
@@ -70,7 +70,7 @@ def test_ranks_sample_what_one_does(
     config = replace(config, tensor_parallel_size=size)
     lead = load_lead(config, Ranks(config, never))
     try:
-        monkeypatch.delattr(torch_runner, "sample")  # of whole rows
+        monkeypatch.delattr(sample_stage, "sample")  # of whole rows
         assert outputs(lead) == expected
     finally:
         lead.close()

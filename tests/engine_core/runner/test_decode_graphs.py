@@ -463,7 +463,9 @@ def test_a_bare_replay_is_timed(make: MakeRunner) -> None:
     recorder.num_replays = 0
     assert runner.bare_replay(5, 3, context=9) > 0
     assert recorder.num_replays == 2 * (1 + 3)  # once for the way, and as often as wanted
-    assert len(set(runner._last_token[:5].tolist())) > 1  # rows of inputs that are not alike
+    assert (
+        len(set(runner._sampling.last_token[:5].tolist())) > 1
+    )  # rows of inputs that are not alike
     with pytest.raises(ValueError, match=r"no CUDA graph for 9 rows, only for \[2, 8\]"):
         runner.bare_replay(9, 1)
     with pytest.raises(ValueError, match="no CUDA graphs are recorded"):

@@ -94,7 +94,7 @@ def test_draws_as_torchs_operators_do(tmp_path: Path, monkeypatch: pytest.Monkey
             capture=CaptureConfig(sizes=sizes, recorder=HostRecorder()),
             copies=HostCopies(),
         )
-        assert (runner._whole is not None) == native
+        assert (runner._sampling.whole is not None) == native
         kept = ((1.0, 0), (0.9, 0), (0.7, 40), (1.0, 5))
         requests = [
             Request(prompt, 5, temperature=2.5 * (n != 3), top_p=p, top_k=k, seed=n)
