@@ -6,13 +6,10 @@ Nothing runs unless it is stepped, so a test decides the order of events.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from tests.helpers.core_box import CoreBox, Held
+from tests.helpers.core_box import CoreBox, Held, boxes_of
 
 from slipstream_ipc.messages import (
     Admit,
@@ -34,19 +31,8 @@ def own_environment() -> Iterator[None]:
 @pytest.fixture
 def make_core() -> Iterator[Callable[..., CoreBox]]:
     """A factory of cores, which are closed after the test."""
-    directory = Path(tempfile.mkdtemp(prefix="core-"))
-    boxes: list[CoreBox] = []
-
-    def make(**settings: object) -> CoreBox:
-        folder = directory / str(len(boxes))
-        folder.mkdir(mode=0o700)
-        boxes.append(CoreBox(folder, **settings))
-        return boxes[-1]
-
-    yield make
-    for box in boxes:
-        box.close()
-    shutil.rmtree(directory)
+    with boxes_of(CoreBox) as make:
+        yield make
 
 
 @pytest.fixture

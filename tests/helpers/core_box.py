@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import secrets
 import select
+import shutil
+import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -456,3 +460,24 @@ def split(columns: LogprobColumns | None, counts: list[int]) -> list[list[Entry]
             found[-1].append((values[:width], ids[:width], ranks.pop(0)))
             del values[:width], ids[:width]
     return found
+
+
+BoxT = TypeVar("BoxT", bound=CoreBox)
+
+
+@contextmanager
+def boxes_of(kind: type[BoxT]) -> Iterator[Callable[..., BoxT]]:
+    """A factory of boxes with a folder each, which are closed behind the block."""
+    directory = Path(tempfile.mkdtemp(prefix="core-"))
+    boxes: list[BoxT] = []
+
+    def make(**settings: object) -> BoxT:
+        folder = directory / str(len(boxes))
+        folder.mkdir(mode=0o700)
+        boxes.append(kind(folder, **settings))
+        return boxes[-1]
+
+    yield make
+    for box in boxes:
+        box.close()
+    shutil.rmtree(directory)

@@ -10,12 +10,11 @@ card never waits for the host. The interface is that of a `DeviceThread`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
-from slipstream_core.step.device_thread import DeviceThread
+from slipstream_core.step.device_thread import DeviceThread, JobThread
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -33,18 +32,13 @@ class CudaThread(Generic[T]):
 
     def __init__(self, name: str, prepare: Callable[[], None]) -> None:
         """`prepare` runs first in the enqueuing thread."""
-        self._jobs: SimpleQueue[Callable[[], PendingStep[T]] | None] = SimpleQueue()
         self._enqueued: SimpleQueue[PendingStep[T] | BaseException] = SimpleQueue()
         self._waiter: DeviceThread[T] = DeviceThread(f"{name}-waiter", _nothing)
-        self._closing = False
-        # daemonic, so that an interpreter exiting without close() does not wait for a step
-        self._thread = threading.Thread(target=self._run, args=(prepare,), name=name, daemon=True)
-        self._thread.start()
+        self._thread: JobThread[PendingStep[T]] = JobThread(name, prepare, self._has_enqueued)
 
     def submit(self, job: Callable[[], PendingStep[T]]) -> None:
         """Submit a job that enqueues its work; returns at once."""
-        assert not self._closing
-        self._jobs.put(job)
+        self._thread.submit(job)
         self._waiter.submit(self._finish)
 
     def collect(self) -> T:
@@ -61,11 +55,10 @@ class CudaThread(Generic[T]):
 
     def close(self) -> None:
         """Finish the work enqueued so far, drop the remaining jobs. Idempotent."""
-        if self._closing:
+        if self._thread.is_closing:
             return
-        self._closing = True
-        self._jobs.put(None)
-        self._thread.join()
+        for _ in range(self._thread.close()):  # the waiting thread expects an outcome for every job
+            self._enqueued.put(RuntimeError("the runner was closed"))
         self._waiter.close()
 
     def _finish(self) -> T:
@@ -74,24 +67,10 @@ class CudaThread(Generic[T]):
             raise outcome
         return outcome.wait()
 
-    def _run(self, prepare: Callable[[], None]) -> None:
-        prepare()
-        while (job := self._jobs.get()) is not None and not self._closing:
-            try:
-                outcome: PendingStep[T] | BaseException = job()
-            except BaseException as error:
-                outcome = error
-            self._enqueued.put(outcome)
-            del job, outcome  # a step's tensors must not stay alive until the next job
-        # the waiting thread expects an outcome for every job
-        dropped = 0 if job is None else 1
-        while True:
-            try:
-                dropped += self._jobs.get_nowait() is not None
-            except Empty:
-                break
-        for _ in range(dropped):
-            self._enqueued.put(RuntimeError("the runner was closed"))
+    def _has_enqueued(self, step: PendingStep[T] | None, error: BaseException | None) -> None:
+        outcome = step if error is None else error
+        assert outcome is not None
+        self._enqueued.put(outcome)
 
 
 def _nothing() -> None:

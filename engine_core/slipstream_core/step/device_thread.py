@@ -19,25 +19,68 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class DeviceThread(Generic[T]):
-    """Runs jobs that return T."""
+class JobThread(Generic[T]):
+    """A thread that runs jobs that return T, one after another, and hands over each outcome."""
 
-    def __init__(self, name: str, prepare: Callable[[], None]) -> None:
-        """`prepare` runs first in the thread, for thread-local settings."""
+    def __init__(
+        self,
+        name: str,
+        prepare: Callable[[], None],
+        hand_over: Callable[[T | None, BaseException | None], None],
+    ) -> None:
+        """`prepare` runs first in the thread, for thread-local settings; `hand_over` behind each
+        job, with its result or what it raised.
+        """
+        self._hand_over = hand_over
         self._jobs: SimpleQueue[Callable[[], T] | None] = SimpleQueue()
-        self._results: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
-        self._num_pending = 0  # submitted but not yet collected
-        self._finished_fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
-        self._closing = False
+        self._num_dropped = 0
+        self.is_closing = False
         # daemonic, so that an interpreter exiting without close() does not wait for a step
         self._thread = threading.Thread(target=self._run, args=(prepare,), name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], T]) -> None:
         """Enqueue a job; returns at once."""
-        assert not self._closing
-        self._num_pending += 1
+        assert not self.is_closing
         self._jobs.put(job)
+
+    def close(self) -> int:
+        """Let the running job end, and stop the thread; returns how many jobs were dropped. Called
+        once.
+        """
+        self.is_closing = True
+        self._jobs.put(None)
+        self._thread.join()
+        return self._num_dropped
+
+    def _run(self, prepare: Callable[[], None]) -> None:
+        prepare()
+        while (job := self._jobs.get()) is not None:
+            if self.is_closing:
+                self._num_dropped += 1
+                continue
+            try:
+                outcome: tuple[T | None, BaseException | None] = (job(), None)
+            except BaseException as error:
+                outcome = (None, error)
+            self._hand_over(*outcome)
+            del job, outcome  # a result must not stay alive until the next job
+
+
+class DeviceThread(Generic[T]):
+    """Runs jobs that return T."""
+
+    def __init__(self, name: str, prepare: Callable[[], None]) -> None:
+        """`prepare` runs first in the thread, for thread-local settings."""
+        self._results: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+        self._num_pending = 0  # submitted but not yet collected
+        self._finished_fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
+        self._thread: JobThread[T] = JobThread(name, prepare, self._finished)
+
+    def submit(self, job: Callable[[], T]) -> None:
+        """Enqueue a job; returns at once."""
+        self._thread.submit(job)
+        self._num_pending += 1
 
     def collect(self) -> T:
         """Wait for the oldest job and return its result; raises what it raised."""
@@ -59,20 +102,10 @@ class DeviceThread(Generic[T]):
 
     def close(self) -> None:
         """Let the running job end, drop queued ones, stop the thread. Idempotent."""
-        if self._closing:
-            return
-        self._closing = True
-        self._jobs.put(None)
-        self._thread.join()
-        os.close(self._finished_fd)
+        if not self._thread.is_closing:
+            self._thread.close()
+            os.close(self._finished_fd)
 
-    def _run(self, prepare: Callable[[], None]) -> None:
-        prepare()
-        while (job := self._jobs.get()) is not None and not self._closing:
-            try:
-                outcome: tuple[T | None, BaseException | None] = (job(), None)
-            except BaseException as error:
-                outcome = (None, error)
-            self._results.put(outcome)
-            os.eventfd_write(self._finished_fd, 1)
-            del job, outcome  # a result must not stay alive until the next job
+    def _finished(self, result: T | None, error: BaseException | None) -> None:
+        self._results.put((result, error))
+        os.eventfd_write(self._finished_fd, 1)

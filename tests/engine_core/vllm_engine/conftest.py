@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from tests.helpers import fake_vllm
-from tests.helpers.core_box import CoreBox
+from tests.helpers.core_box import CoreBox, boxes_of
 
 from slipstream_core.build import assemble_core, engine_of
 from slipstream_core.config import CoreConfig
@@ -48,16 +45,5 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def make_box() -> Iterator[Callable[..., VllmBox]]:
     """A factory of cores over the fake, which are closed after the test."""
-    directory = Path(tempfile.mkdtemp(prefix="core-"))
-    boxes: list[VllmBox] = []
-
-    def make(**settings: object) -> VllmBox:
-        folder = directory / str(len(boxes))
-        folder.mkdir(mode=0o700)
-        boxes.append(VllmBox(folder, **settings))
-        return boxes[-1]
-
-    yield make
-    for box in boxes:
-        box.close()
-    shutil.rmtree(directory)
+    with boxes_of(VllmBox) as make:
+        yield make
