@@ -20,7 +20,7 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
 from slipstream.http.answers.broadcast import ChunkFrame
 from slipstream.http.answers.held_deltas import HeldDeltas
-from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
+from slipstream.http.answers.live_answer import LiveAnswer
 from slipstream.http.answers.stream_queue import StreamQueue
 from slipstream.http.api_errors import ApiError
 from slipstream.http.blocks.block_logprobs import LoggedDeltas, Made
@@ -253,12 +253,7 @@ class UnaryBlocks:
     def ring(self, state: StreamState) -> None:
         """The stream has ended."""
         live = self._live
-        if not (state.is_over and live.exchange.is_open):
-            return
-        try:
-            raise_failure(state, live.plan)
-        except (ApiError, SlipstreamError) as error:
-            live.fail(error)
+        if not live.is_to_be_written(state):
             return
         parts = self._write(state)
         if live.plan.has_logprobs:

@@ -257,6 +257,19 @@ class LiveAnswer:
             elif not state.is_over:
                 self.context.engine.abandon(state)
 
+    def is_to_be_written(self, state: StreamState) -> bool:
+        """True if a stream is over whose whole answer may be written; one that failed ends the
+        request.
+        """
+        if not (state.is_over and self.exchange.is_open):
+            return False
+        try:
+            raise_failure(state, self.plan)
+        except (ApiError, SlipstreamError) as error:
+            self.fail(error)
+            return False
+        return True
+
     def fail(self, failure: BaseException) -> None:
         """End the request with an error."""
         error, hint = error_of(failure, self.plan.param_names), ""

@@ -17,7 +17,7 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
 from slipstream.http.answers.answer_plan import AnswerShape, ChoiceContent
 from slipstream.http.answers.held_deltas import HeldDeltas
-from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
+from slipstream.http.answers.live_answer import LiveAnswer
 from slipstream.http.api_errors import ApiError
 from slipstream.http.logprobs.content_tokens import content_of
 from slipstream.http.logprobs.logprob_bodies import TextPosition
@@ -49,12 +49,7 @@ class UnaryAnswer:
     def ring(self, state: StreamState) -> None:
         """A stream has ended."""
         live = self._live
-        if not (state.is_over and live.exchange.is_open):
-            return
-        try:
-            raise_failure(state, live.plan)
-        except (ApiError, SlipstreamError) as error:
-            live.fail(error)
+        if not live.is_to_be_written(state):
             return
         prompt = self._prompts[state]
         self._num_running[prompt] -= 1

@@ -26,53 +26,49 @@ class _Event(Struct, frozen=True, tag_field="type"):
     sequence_number: int
 
 
-class ResponseCreated(_Event, frozen=True, tag="response.created"):
+class _ResponseEvent(_Event, frozen=True):
+    response: ResponseObject
+
+
+class ResponseCreated(_ResponseEvent, frozen=True, tag="response.created"):
     """The first event."""
 
-    response: ResponseObject
 
-
-class ResponseInProgress(_Event, frozen=True, tag="response.in_progress"):
+class ResponseInProgress(_ResponseEvent, frozen=True, tag="response.in_progress"):
     """The second event."""
 
-    response: ResponseObject
 
-
-class ResponseCompleted(_Event, frozen=True, tag="response.completed"):
+class ResponseCompleted(_ResponseEvent, frozen=True, tag="response.completed"):
     """The last event, where the model has ended the answer."""
 
-    response: ResponseObject
 
-
-class ResponseIncomplete(_Event, frozen=True, tag="response.incomplete"):
+class ResponseIncomplete(_ResponseEvent, frozen=True, tag="response.incomplete"):
     """The last event, where a limit or a cancellation has ended the answer."""
 
-    response: ResponseObject
 
-
-class ResponseFailed(_Event, frozen=True, tag="response.failed"):
+class ResponseFailed(_ResponseEvent, frozen=True, tag="response.failed"):
     """The last event, where the response has failed."""
 
-    response: ResponseObject
+
+class _OutputItemEvent(_Event, frozen=True):
+    output_index: int
+    item: OutputItem
 
 
-class OutputItemAdded(_Event, frozen=True, tag="response.output_item.added"):
+class OutputItemAdded(_OutputItemEvent, frozen=True, tag="response.output_item.added"):
     """An item begins."""
 
-    output_index: int
-    item: OutputItem
 
-
-class OutputItemDone(_Event, frozen=True, tag="response.output_item.done"):
+class OutputItemDone(_OutputItemEvent, frozen=True, tag="response.output_item.done"):
     """An item has ended."""
 
-    output_index: int
-    item: OutputItem
 
-
-class _PartEvent(_Event, frozen=True):
+class _ItemEvent(_Event, frozen=True):
     item_id: str
     output_index: int
+
+
+class _PartEvent(_ItemEvent, frozen=True):
     content_index: int
 
 
@@ -112,11 +108,6 @@ class ReasoningTextDone(_PartEvent, frozen=True, tag="response.reasoning_text.do
     """The text of reasoning is whole."""
 
     text: str
-
-
-class _ItemEvent(_Event, frozen=True):
-    item_id: str
-    output_index: int
 
 
 class CallArgumentsDelta(_ItemEvent, frozen=True, tag="response.function_call_arguments.delta"):
