@@ -199,7 +199,7 @@ class DeltaRelay:
         """
 
 def prepare_delta_relay(types: tuple[type, ...], no_ends: Mapping[int, Any]) -> None:
-    """Say what relays work on and make: LinkNumbers, LogprobColumns, FoundStreams, StreamState,
+    """Say what relays work on and make: LinkNumbers, LogprobColumns, MessageStreams, StreamState,
     Delta, Deltas and DeltaBatch, and the ends of a message without any.
 
     Raises: TypeError or AttributeError where their instances have other fields.

@@ -299,8 +299,7 @@ def meta_runner(
         num_blocks=100,
         block_size=BLOCK,
         max_num_seqs=max_num_seqs,
-        kernel_config=KernelConfig(threads=1, native=False),
-        copies=MetaCopies(),
+        kernel_config=KernelConfig(threads=1, native=False, copies=MetaCopies()),
     )
     recorder = WatchedRecorder()
     try:

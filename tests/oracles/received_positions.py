@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from slipstream.client.streams.received_positions import FoundStreams, ReceivedPositions, Rows
+from slipstream.client.streams.received_positions import MessageStreams, ReceivedPositions, Rows
 from slipstream_ipc.columns import u32
 
 Item = TypeVar("Item")
@@ -19,7 +19,7 @@ class NumpyPositions(ReceivedPositions[Item]):
         is_there = (self._tokens[rows] == u32(tokens)).all()
         return bool(is_there and (self._chars[rows] == u32(chars)).all())
 
-    def _find(self, column: bytes) -> FoundStreams[Item] | None:
+    def _find(self, column: bytes) -> MessageStreams[Item] | None:
         handles = u32(column)
         rows = (handles & self._mask).astype(np.intp)
         order = np.arange(len(rows))
@@ -29,5 +29,5 @@ class NumpyPositions(ReceivedPositions[Item]):
         group_ids = self._group_ids[rows]
         group_id = int(group_ids[0]) if len(group_ids) else 0
         if group_id and (group_ids == group_id).all():
-            return FoundStreams(column, rows, group_id, self._numbers[rows].tolist(), [])
-        return FoundStreams(column, rows, 0, [], self._items[rows].tolist())
+            return MessageStreams(column, rows, group_id, self._numbers[rows].tolist(), [])
+        return MessageStreams(column, rows, 0, [], self._items[rows].tolist())

@@ -19,7 +19,7 @@ from slipstream.http.shares import Share
 _IS_ID = re.compile(r"[!-~]{1,128}")
 
 
-def given_id(headers: dict[bytes, bytes]) -> str | None:
+def client_request_id(headers: dict[bytes, bytes]) -> str | None:
     """The X-Request-Id among a request's headers; None if there is none that may be one."""
     given = headers.get(b"x-request-id", b"").decode("latin-1")
     return given if _IS_ID.fullmatch(given) else None
@@ -52,7 +52,11 @@ class HttpRequest:
 
     def take_id(self, wanted: str | None) -> None:
         """Take the id that the body gives, unless the header gives one, or it cannot be one."""
-        if wanted is not None and _IS_ID.fullmatch(wanted) and given_id(self.headers) is None:
+        if (
+            wanted is not None
+            and _IS_ID.fullmatch(wanted)
+            and client_request_id(self.headers) is None
+        ):
             self.id = wanted
 
 

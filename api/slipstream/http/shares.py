@@ -37,7 +37,7 @@ class Share:
         if not num_bytes:
             self.ready = None
         if self.is_taken:
-            self._shares.given_back(self, before - self.num_bytes)
+            self._shares.free(self, before - self.num_bytes)
         elif not num_bytes:
             self._shares.give()  # one behind it may have been kept waiting
 
@@ -70,8 +70,8 @@ class Shares:
         self.give()
         return share
 
-    def given_back(self, share: Share, num_bytes: int) -> None:
-        """So many bytes of a share that was taken are free."""
+    def free(self, share: Share, num_bytes: int) -> None:
+        """Free so many bytes of a share that was taken."""
         self._num_bytes -= num_bytes
         self._taken[share.tenant] -= num_bytes
         if not self._taken[share.tenant]:

@@ -3,14 +3,12 @@
 - Of several ranks the first one samples, and the others receive its ids, or all sample a plan that
   is `sliced` together. A step that cannot be sampled fails on the first rank alone; the others
   receive any ids, as its rows are computed again.
-- A plan that awaits masks stops here until they arrive. Masks of a step that raised before it
-  needed them are skipped.
+- A plan that awaits masks stops here until they arrive.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -26,13 +24,14 @@ from slipstream_core.sampling.sampler import sample
 from slipstream_core.sampling.slice_sampling import SliceSampler
 from slipstream_core.sampling.whole_vocab_sampling import whole_vocab_sampler
 from slipstream_core.sharding.collectives import gather_over_ranks, ids_from_lead, share_of
+from slipstream_core.step.awaited_masks import AwaitedMasks
 from slipstream_core.step.drafts import Unfolded, accepted, only_accepted
-from slipstream_core.step.plan import Int32s, PromptPlan, StepFailed, StepPlan, StepResult
+from slipstream_core.step.plan import PromptPlan, StepFailed, StepPlan, StepResult
 from slipstream_core.step.staging import Copies, to_device
 
 
 class SampleStage:
-    """The last stage of a step, on the device's thread; `give_masks` and `close` are called on any.
+    """The last stage of a step, on the device's thread. masks: those that plans await.
 
     last_token: [max_num_seqs + 1] int64, each slot's last sampled token; one more for padding rows.
     vocab: [vocab] int32, all ids. share: columns of a rank's logits, where those are slices.
@@ -70,20 +69,12 @@ class SampleStage:
             # forwards, which end in whole logits
             if self.whole is None and not is_recorded:
                 self._slices = SliceSampler(self.vocab, model.rank)
-        self._masks: SimpleQueue[tuple[int, Int32s] | None] = SimpleQueue()  # (step, masks)
+        self.masks = AwaitedMasks()
 
     @property
     def may_slice(self) -> bool:
         """True if plans may be `sliced`; the same on all ranks."""
         return self._slices is not None
-
-    def give_masks(self, step: int, masks: Int32s) -> None:
-        """Provide the masks that a plan awaits, [G, ceil(vocab / 32)]. Returns at once."""
-        self._masks.put((step, masks))
-
-    def close(self) -> None:
-        """Fail a step that waits for masks. Idempotent."""
-        self._masks.put(None)
 
     def result_of(
         self,
@@ -136,7 +127,7 @@ class SampleStage:
             if self._copies is None:
                 return replace(nothing, prompt=tuple(map(arrived, prompt)))
             return EndedStep(nothing, self._copies.record(), prompt)
-        masks = self._masks_of(plan) if plan.awaits_masks else None
+        masks = self.masks.wait(plan.step) if plan.awaits_masks else None
         if graphs is not None and (sampled := graphs.sample(plan, masks)) is not None:
             return sampled
         logits, constraints = logits.float(), plan.constraints
@@ -189,16 +180,6 @@ class SampleStage:
             candidates(logits[begin:end], targets[begin:end], int(num), self._copies)
             for begin, end, num in spans
         )
-
-    def _masks_of(self, plan: StepPlan) -> Int32s:
-        """Wait for the plan's masks, [G, ceil(vocab / 32)]."""
-        while True:
-            given = self._masks.get()
-            if given is None:
-                raise RuntimeError("the runner was closed")
-            step, masks = given
-            if step == plan.step:
-                return masks
 
     def _to(self, column: npt.NDArray[np.generic]) -> torch.Tensor:
         return to_device(column, self._device)

@@ -135,8 +135,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         runner = make(
             num_blocks=num_blocks,
             tracer=open_tracer(config.trace, "device") if rank is None or rank.leads else None,
-            kernel_config=kernel_config,
-            capture=capture,
+            kernel_config=replace(kernel_config, capture=capture),
             lora=config.lora,
             has_predecessor=config.predecessor_ended_s > 0,
         )

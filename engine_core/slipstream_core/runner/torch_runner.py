@@ -94,12 +94,14 @@ _TOUCHED_BYTES = 4 << 20  # of a layer's keys, between two looks at the clock
 
 @dataclass(frozen=True, slots=True)
 class KernelConfig:
-    """Kernels of a runner's forwards, and threads that run them."""
+    """The kernels of a runner's forwards, the threads that run them, and what is recorded."""
 
     native: bool = True  # our kernels; else torch's operators
     attention_backend: AttentionBackend = "auto"
     packs: bool = True  # weights are laid out anew for the kernels; else they stay as loaded
     threads: int | None = None  # of a CPU; None: as many as torch has
+    capture: CaptureConfig = NO_CAPTURE
+    copies: Copies | None = None  # in tests: in place of a card's; a CPU takes a card's path then
 
 
 class TorchRunner:
@@ -115,8 +117,6 @@ class TorchRunner:
         max_row_len: int | None = None,
         tracer: Tracer | None = None,
         kernel_config: KernelConfig = KernelConfig(),
-        capture: CaptureConfig = NO_CAPTURE,
-        copies: Copies | None = None,
         num_snapshots: int = 0,
         lora: LoraConfig | None = None,
         has_predecessor: bool = False,
@@ -124,11 +124,11 @@ class TorchRunner:
         """Allocate the cache, compile the kernels and record decode steps.
 
         `max_row_len` is how many tokens a row may have; None: as many as the cache has room for.
-        `tracer` is used by the device's thread only. `copies` replaces a card's in tests; given it,
-        a CPU takes the same path as a card. `num_snapshots` is how many copies of a row's recurrent
-        states there is room for. `lora`: its adapters; with `has_predecessor` one that cannot be
-        read any more is left out. Raises ModelLoadError.
+        `tracer` is used by the device's thread only. `num_snapshots` is how many copies of a row's
+        recurrent states there is room for. `lora`: its adapters; with `has_predecessor` one that
+        cannot be read any more is left out. Raises ModelLoadError.
         """
+        capture, copies = kernel_config.capture, kernel_config.copies
         if num_blocks < 2:
             raise ModelLoadError(
                 model.name,
@@ -308,7 +308,7 @@ class TorchRunner:
 
     def sample(self, plan: StepPlan, masks: Int32s) -> None:
         """Provide the masks that a launched plan awaits. Returns at once."""
-        self._sampling.give_masks(plan.step, masks)
+        self._sampling.masks.give(plan.step, masks)
 
     def collect(self) -> StepResult:
         """Wait for the oldest launched step and return its result. Raises StepFailed."""
@@ -338,7 +338,7 @@ class TorchRunner:
 
     def close(self) -> None:
         """Stop the device's thread and free the cache. Idempotent."""
-        self._sampling.close()  # unblocks a step that waits for masks
+        self._sampling.masks.close()  # unblocks a step that waits for masks
         self._thread.close()
         self._graphs = self._triton = None  # both reference the cache
         self._layers, self._states = [], None

@@ -18,11 +18,12 @@ import numpy.typing as npt
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.load_error import ModelLoadError
+from slipstream_core.step.awaited_masks import AwaitedMasks
 from slipstream_core.step.device_thread import DeviceThread
 from slipstream_core.step.plan import ModelInfo, StepFailed, StepResult
 from slipstream_core.vllm_engine import settings
 from slipstream_core.vllm_engine.engine_requests import Objections
-from slipstream_core.vllm_engine.masks import GivenMasks
+from slipstream_core.vllm_engine.masks import grammar_output
 from slipstream_core.vllm_engine.resume import begin
 from slipstream_core.vllm_engine.turn import VllmTurn, result_of
 from slipstream_ipc.messages import SamplingDefaults
@@ -52,7 +53,7 @@ class VllmRunner:
         self.num_preemptions = 0
         self._pool = core.scheduler.kv_cache_manager.block_pool
         self._aborted: deque[str] = deque()  # ids to abort at the start of the next turn
-        self._masks = GivenMasks()
+        self._masks = AwaitedMasks()
         self._launched: deque[VllmTurn] = deque()
         # on vLLM's thread: the turn that runs, and the output that it was given for it
         self._turn: VllmTurn | None = None
@@ -138,7 +139,7 @@ class VllmRunner:
 
         def bitmask(scheduled: Any) -> Any:
             assert self._turn is not None
-            return self._masks.bitmask(self._turn, scheduled, scheduler.requests)
+            return grammar_output(self._masks, self._turn, scheduled, scheduler.requests)
 
         scheduler.schedule, scheduler.update_from_output = scheduled, updated
         scheduler.get_grammar_bitmask = bitmask

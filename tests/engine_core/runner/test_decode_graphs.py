@@ -77,9 +77,12 @@ def make(model: LoadedModel) -> Iterator[MakeRunner]:
             num_blocks=400,
             block_size=BLOCK,
             max_num_seqs=16,
-            kernel_config=KernelConfig(threads=1, native=False),
-            capture=CaptureConfig(sizes=sizes, buckets=buckets, recorder=recorder),
-            copies=HostCopies(),
+            kernel_config=KernelConfig(
+                threads=1,
+                native=False,
+                capture=CaptureConfig(sizes=sizes, buckets=buckets, recorder=recorder),
+                copies=HostCopies(),
+            ),
         )
         made.append(runner)
         return runner
@@ -488,9 +491,12 @@ def test_a_step_with_many_entries_leaves_tables_where_recordings_look(model: Loa
         num_blocks=18,
         block_size=BLOCK,
         max_num_seqs=16,
-        kernel_config=KernelConfig(threads=1, native=False),
-        capture=CaptureConfig(sizes=(4,), recorder=OpRecorder()),
-        copies=HostCopies(),
+        kernel_config=KernelConfig(
+            threads=1,
+            native=False,
+            capture=CaptureConfig(sizes=(4,), recorder=OpRecorder()),
+            copies=HostCopies(),
+        ),
     )
     with contextlib.closing(runner):
         graphs, tables = runner._graphs, runner._tables

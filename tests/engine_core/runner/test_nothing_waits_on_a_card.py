@@ -11,7 +11,7 @@ from tests.helpers.torch_driver import BLOCK, PROMPTS, Driver, Request, save_mod
 
 from slipstream_core.model.loader import load_model
 from slipstream_core.runner.graph_capture import CaptureConfig
-from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 
 if not torch.cuda.is_available():
     pytest.skip("needs a card", allow_module_level=True)
@@ -25,7 +25,7 @@ def runner(tmp_path: Path) -> Iterator[TorchRunner]:
         num_blocks=400,
         block_size=BLOCK,
         max_num_seqs=16,
-        capture=CaptureConfig(sizes=(1, 4, 8)),
+        kernel_config=KernelConfig(capture=CaptureConfig(sizes=(1, 4, 8))),
     )
     torch.cuda.set_sync_debug_mode("error")
     yield runner

@@ -214,9 +214,12 @@ def make(model: LoadedModel) -> Iterator[Make]:
             num_blocks=200,
             block_size=BLOCK,
             max_num_seqs=SLOTS,
-            kernel_config=KernelConfig(threads=1, native=False),
-            capture=CaptureConfig(sizes=sizes, buckets=buckets, recorder=recorder),
-            copies=HostCopies(),
+            kernel_config=KernelConfig(
+                threads=1,
+                native=False,
+                capture=CaptureConfig(sizes=sizes, buckets=buckets, recorder=recorder),
+                copies=HostCopies(),
+            ),
         )
         made.append(runner)
         return runner, recorder

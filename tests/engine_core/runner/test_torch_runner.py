@@ -58,9 +58,11 @@ def runner(llama_model: LoadedModel, request: pytest.FixtureRequest) -> Iterator
         num_blocks=400,
         block_size=BLOCK,
         max_num_seqs=16,
-        kernel_config=KernelConfig(native=request.param == "native"),
-        copies=HostCopies() if is_card else None,
-        capture=CaptureConfig(sizes=(1, 4) if is_card else (), recorder=HostRecorder()),
+        kernel_config=KernelConfig(
+            native=request.param == "native",
+            capture=CaptureConfig(sizes=(1, 4) if is_card else (), recorder=HostRecorder()),
+            copies=HostCopies() if is_card else None,
+        ),
     )
     yield runner
     runner.close()

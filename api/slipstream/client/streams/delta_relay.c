@@ -616,7 +616,7 @@ static PyType_Spec spec = {"slipstream._native.DeltaRelay", sizeof(DeltaRelay), 
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 
 /* prepare(types, ends): the types of what it works on and makes (LinkNumbers, LogprobColumns,
- * FoundStreams, StreamState, Delta, Deltas and DeltaBatch), and the ends of a message without any.
+ * MessageStreams, StreamState, Delta, Deltas and DeltaBatch), and the ends of a message without any.
  * Raises TypeError or AttributeError where their instances have other fields.
  */
 static PyObject *prepare(PyObject *module, PyObject *args)

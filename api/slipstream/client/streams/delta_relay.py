@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from slipstream.client.streams.received_ids import MOST_BYTES, ReceivedIds
-from slipstream.client.streams.received_positions import FoundStreams, ReceivedPositions
+from slipstream.client.streams.received_positions import MessageStreams, ReceivedPositions
 from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.unread_deltas import MOST_UNREAD
@@ -55,7 +55,7 @@ class Ways(NamedTuple):
     that was called.
     """
 
-    delivery_of: Callable[[FoundStreams[StreamState]], Delivery]
+    delivery_of: Callable[[MessageStreams[StreamState]], Delivery]
     make_room: Callable[[StreamState], None]
     wake: Callable[[], None]
 
@@ -91,7 +91,7 @@ def new_delta_relay(
 
 @cache
 def _can_be_made() -> bool:
-    types = (LinkNumbers, LogprobColumns, FoundStreams, StreamState, Delta, Deltas, DeltaBatch)
+    types = (LinkNumbers, LogprobColumns, MessageStreams, StreamState, Delta, Deltas, DeltaBatch)
     with suppress(TypeError):  # instances of another layout
         prepare_delta_relay(types, {})  # the ends of a batch without any, which is never written to
         return True

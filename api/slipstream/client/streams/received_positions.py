@@ -32,7 +32,7 @@ _LEAST_ROWS = 64
 
 
 @dataclass(slots=True)
-class FoundStreams(Generic[Item]):
+class MessageStreams(Generic[Item]):
     """The streams that a column of handles names."""
 
     handles: bytes
@@ -52,7 +52,7 @@ class ReceivedPositions(Generic[Item]):
     def __init__(self) -> None:
         self._num = 0
         # the streams of the latest message: most messages have the same ones
-        self.latest: FoundStreams[Item] | None = None
+        self.latest: MessageStreams[Item] | None = None
         self._resize(_LEAST_ROWS)
 
     def is_free(self, handle: int) -> bool:
@@ -102,7 +102,7 @@ class ReceivedPositions(Generic[Item]):
         self._chars_at[row] = num_chars
         self._tokens_at[row] = num_tokens
 
-    def find(self, handles: bytes, chars: bytes, tokens: bytes) -> FoundStreams[Item] | None:
+    def find(self, handles: bytes, chars: bytes, tokens: bytes) -> MessageStreams[Item] | None:
         """The streams of these u32 columns; None unless all are known, distinct and at these
         positions.
         """
@@ -120,7 +120,7 @@ class ReceivedPositions(Generic[Item]):
     def _are_at(self, rows: Rows, chars: bytes, tokens: bytes) -> bool:
         return rows_are_at(rows, chars, tokens, self._chars, self._tokens)
 
-    def continued(self, message: Deltas) -> FoundStreams[Item] | None:
+    def continued(self, message: Deltas) -> MessageStreams[Item] | None:
         """The streams of a message that has nothing but tokens, their text and candidates for each
         of the streams of the message before it, behind that; None for any other. Sets their
         positions.
@@ -135,16 +135,16 @@ class ReceivedPositions(Generic[Item]):
         found.is_ahead = True
         return found
 
-    def _find(self, column: bytes) -> FoundStreams[Item] | None:
+    def _find(self, column: bytes) -> MessageStreams[Item] | None:
         tables = (self._handles, self._scratch, self._group_ids, self._numbers, self._items)
         known = find_rows(column, *tables)
         if known is None:
             return None
         rows, group_id, objects = known
         numbers, items = (objects, []) if group_id else ([], objects)
-        return FoundStreams(column, np.frombuffer(rows, np.intp), group_id, numbers, items)
+        return MessageStreams(column, np.frombuffer(rows, np.intp), group_id, numbers, items)
 
-    def advance(self, found: FoundStreams[Item], chars: bytes, tokens: bytes) -> None:
+    def advance(self, found: MessageStreams[Item], chars: bytes, tokens: bytes) -> None:
         """Set the positions of the streams that the last call of `find` returned."""
         assert found is self.latest
         found.chars, found.tokens = chars, tokens

@@ -37,7 +37,7 @@ from slipstream.client.streams.delta_relay import (
     new_delta_relay,
 )
 from slipstream.client.streams.received_ids import ReceivedIds
-from slipstream.client.streams.received_positions import FoundStreams, ReceivedPositions
+from slipstream.client.streams.received_positions import MessageStreams, ReceivedPositions
 from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import GroupMember, StreamState
 from slipstream.client.streams.unread_deltas import (
@@ -315,7 +315,7 @@ class ClientStreamTable:
         ways, watched = Ways(self._delivery, self._make_room, self.wake), (self._woken, *queues)
         return new_delta_relay(link, connection, self._received, self._kept, ways, watched)
 
-    def _delivery(self, found: FoundStreams[StreamState]) -> Delivery:
+    def _delivery(self, found: MessageStreams[StreamState]) -> Delivery:
         group, numbers = self._groups[found.group_id], found.numbers
         first = group.states[numbers[0]]
         assert first.wakeup is not None
@@ -410,7 +410,7 @@ class ClientStreamTable:
         self._give(found, batch)
         return True
 
-    def _give(self, found: FoundStreams[StreamState], batch: DeltaBatch) -> None:
+    def _give(self, found: MessageStreams[StreamState], batch: DeltaBatch) -> None:
         """Give a message's entries to their streams, which `found` has at the positions behind."""
         states = found.items
         if found.group_id:

@@ -44,7 +44,7 @@ from multidict import CIMultiDict
 from slipstream.http.api_errors import ApiError, error_of, overloaded
 from slipstream.http.config import Limits
 from slipstream.http.counters import CLIENT_CLOSED, HttpCounters
-from slipstream.http.exchange import Exchange, HttpRequest, given_id
+from slipstream.http.exchange import Exchange, HttpRequest, client_request_id
 from slipstream.http.response_encoding import EVENT_STREAM, Response
 from slipstream.http.server.socket_writer import SocketWriter, writer_of
 from slipstream.trusted_proxies import UNIX
@@ -579,7 +579,7 @@ def _request_of(message: web.BaseRequest, given: HttpVersion) -> HttpRequest:
     the path "".
     """
     raw = {name.lower(): value for name, value in message.raw_headers}
-    request_id = given_id(raw) or _new_id()
+    request_id = client_request_id(raw) or _new_id()
     version = f"{given.major}.{given.minor}"
     url = message.rel_url
     path, query = url.raw_path, url.raw_query_string

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from slipstream.client.streams.delta_relay import Delivery, DeltaRelay, Ways, new_delta_relay
 from slipstream.client.streams.plain_deltas import plain_ends
 from slipstream.client.streams.received_ids import ReceivedIds
-from slipstream.client.streams.received_positions import FoundStreams
+from slipstream.client.streams.received_positions import MessageStreams
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.compiled import prepare_delta_relay
 from slipstream.delta_batch import DeltaBatch
@@ -74,7 +74,7 @@ class ReceivingEnd:
         for seq in range(1, num_received + 1):
             assert self.link.take_next(Frame(7, seq, 0, Deltas(b"", b"", b"", [], b"")), 0.0)
         handles, chars, tokens = columns
-        self.found: FoundStreams[Any] = FoundStreams(
+        self.found: MessageStreams[Any] = MessageStreams(
             handles, np.zeros(len(handles) // 4, np.intp), 1, [7], [], chars, tokens
         )
         self.kept = ReceivedIds()
@@ -133,7 +133,7 @@ class ReceivingEnd:
             assert getattr(batch, name) == getattr(expected, name)
         return batch.message
 
-    def _delivery(self, found: FoundStreams[Any]) -> Delivery:
+    def _delivery(self, found: MessageStreams[Any]) -> Delivery:
         def add(numbers: list[int], batch: DeltaBatch) -> None:
             assert numbers is found.numbers
             self.batches.append(batch)
@@ -272,7 +272,7 @@ def test_what_is_no_relay_is_refused() -> None:
         DeltaRelay(None, end, False, end, end.kept, (print, print, print), (), 3, 9, 9)
     with pytest.raises(AttributeError):
         DeltaRelay(end.link, None, False, end, end.kept, (print, print, print), (), 3, 9, 9)
-    types = [Link, LogprobColumns, FoundStreams, StreamState, Delta, Deltas, DeltaBatch]
+    types = [Link, LogprobColumns, MessageStreams, StreamState, Delta, Deltas, DeltaBatch]
     for at, other in ((2, Deltas), (3, Delta), (4, Deltas), (5, DeltaBatch), (6, Deltas)):
         with pytest.raises((TypeError, AttributeError)):
             prepare_delta_relay((*types[:at], other, *types[at + 1 :]), {})

@@ -51,9 +51,11 @@ def test_equals_generate(
         num_blocks=100,
         block_size=BLOCK,
         max_num_seqs=16,
-        kernel_config=KernelConfig(threads=1),
-        capture=CaptureConfig(sizes=(1, 4), buckets=buckets, recorder=HostRecorder()),
-        copies=HostCopies(),
+        kernel_config=KernelConfig(
+            threads=1,
+            capture=CaptureConfig(sizes=(1, 4), buckets=buckets, recorder=HostRecorder()),
+            copies=HostCopies(),
+        ),
     )
     eager: list[StepPlan] = []
     as_it_comes = runner._forward
@@ -90,9 +92,12 @@ def test_draws_as_torchs_operators_do(tmp_path: Path, monkeypatch: pytest.Monkey
             num_blocks=100,
             block_size=BLOCK,
             max_num_seqs=16,
-            kernel_config=KernelConfig(threads=1, native=native),
-            capture=CaptureConfig(sizes=sizes, recorder=HostRecorder()),
-            copies=HostCopies(),
+            kernel_config=KernelConfig(
+                threads=1,
+                native=native,
+                capture=CaptureConfig(sizes=sizes, recorder=HostRecorder()),
+                copies=HostCopies(),
+            ),
         )
         assert (runner._sampling.whole is not None) == native
         kept = ((1.0, 0), (0.9, 0), (0.7, 40), (1.0, 5))
