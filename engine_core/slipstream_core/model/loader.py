@@ -195,7 +195,7 @@ def load_model(
         refuse_chunks(name, config, text, limit, target)
         counted_scale = take_counted_scale(name, config, text, limit, target)
         refuse_unseen_windows(name, config, text, layers, limit)
-        is_wide = target.type == "cpu" and torch_dtype == torch.float32 and rank is None
+        is_wide = target.type == "cpu" and torch_dtype == torch.float32
         is_coded = is_wide and not has_states
         if quantization is not None and gguf_file is not None:
             raise ModelLoadError(
@@ -241,9 +241,10 @@ def load_model(
             scale_by_position(module, counted_scale)
         if rank is not None:
             kept = sum(parameter.nbytes for parameter in module.parameters())
-            whole, uncut = num_parameters * torch_dtype.itemsize, geometry
+            share_of_weights = sum(each.numel() for each in module.parameters()) / num_parameters
+            uncut = geometry
             geometry = read_geometry(module, len(uncut), text.vocab_size, module.device)
-            _tell_shares(name, rank, kept / whole, uncut, geometry)
+            _tell_shares(name, rank, share_of_weights, uncut, geometry)
         states: tuple[MixerStates, ...] = ()
         is_stepped = False
         try:

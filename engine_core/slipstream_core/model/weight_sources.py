@@ -45,8 +45,9 @@ from slipstream_core.model.random_weights import is_random, random_module
 from slipstream_core.model.tensor_prefixes import renames
 from slipstream_core.model.text_tower import attention_of, auto_class, is_within, remove_towers
 from slipstream_core.model.unsupported import class_name
+from slipstream_core.sharding.corrections import FUSED_HEADS, LEAD_ALONE
 from slipstream_core.sharding.rank import Rank
-from slipstream_core.sharding.sharding_plan import ShardingPlan
+from slipstream_core.sharding.sharding_plan import ShardingPlan, part_of
 from slipstream_core.weights.online import ONLINE
 from slipstream_ipc.damaged_file import DamagedFileError
 
@@ -74,6 +75,14 @@ class Wanted:
     towers: tuple[str, ...] = ()
     plan: ShardingPlan | None = None
     rank: Rank | None = None
+
+    def is_sliceable(self, name: str) -> bool:
+        """True if a rank's slice of a parameter is one of rows or columns, as it is loaded."""
+        if self.plan is None:
+            return True
+        module = name.removesuffix(".weight")
+        style = self.plan.styles.get(part_of(module))
+        return style not in (FUSED_HEADS, LEAD_ALONE) and not self.plan.keeps_one_head(module)
 
     @property
     def num_parameters(self) -> int:
@@ -180,7 +189,7 @@ class _Checkpoint:
     def __init__(self, wanted: Wanted, online: str | None) -> None:
         self._wanted, self._online = wanted, online
         self._sixteen: torch.dtype | None = None
-        if wanted.is_coded and wanted.quantization is None:
+        if wanted.is_coded and wanted.quantization is None and wanted.rank is None:
             self._sixteen = sixteen_bits(wanted.source, wanted.shell)
 
     def form(self) -> str:
@@ -229,7 +238,7 @@ class _Quantised:
         self._key_mapping = _renames(wanted, self._tensors.names)
         if wanted.is_coded and not has_more_than_matrices(wanted.shell):
             named = names_of_parameters(self._tensors.names, wanted.shell, self._key_mapping)
-            matrices = set(names_of_matrices(wanted.shell))
+            matrices = set(filter(wanted.is_sliceable, names_of_matrices(wanted.shell)))
             self._tensors.keep_codes(lambda name: named.get(name) in matrices)
 
     def form(self) -> str:
@@ -242,7 +251,7 @@ class _Quantised:
 
     def load(self) -> PreTrainedModel:
         wanted = self._wanted
-        state, placeholders = self._tensors.state_dict()
+        state, placeholders = self._tensors.state_dict(for_slices=wanted.rank is not None)
         try:
             module = _loaded(wanted, state, self._key_mapping)
             remove_towers(module, wanted.towers)

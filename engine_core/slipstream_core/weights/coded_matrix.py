@@ -114,6 +114,42 @@ class CodedMatrix:
         whole.num_outputs = sum(piece.num_outputs for piece in whole._pieces)
         return whole
 
+    def sliced(self, rows: slice, columns: slice) -> CodedMatrix:
+        """Some consecutive outputs and inputs of a matrix that is not joined, read where it is.
+
+        Raises ValueError unless groups of inputs are whole.
+        """
+        [piece] = self._pieces
+        first, last, _ = rows.indices(self.num_outputs)
+        begin, end, _ = columns.indices(self.num_inputs)
+        if (begin, end) == (0, self.num_inputs):
+            of_group = of_scale = columns = slice(None)
+        else:
+            unit = self.format.supergroup or self.format.group
+            if unit and (begin % unit or (end % unit and end != self.num_inputs)):
+                raise ValueError(
+                    f"{self.format.name}: inputs {begin} to {end} are no whole groups of {unit}"
+                )
+            of_group = _of_columns(begin, end, self.format.group)
+            of_scale = _of_columns(begin, end, unit)
+
+        def read(own: Rows) -> Codes:
+            if isinstance(own, slice):
+                start, stop, _ = own.indices(last - first)
+                part = piece.read(slice(first + start, first + stop))
+            else:
+                part = piece.read(first + own)
+            return Codes(
+                part.codes[:, columns],
+                scales=_cut(part.scales, of_scale),
+                scale_factors=_cut(part.scale_factors, of_group),
+                offsets=_cut(part.offsets, of_scale),
+                offset_factors=_cut(part.offset_factors, of_group),
+                zeros=_cut(part.zeros, of_group),
+            )
+
+        return CodedMatrix(self.format, last - first, end - begin, read, piece.memory)
+
     def parts(self, multiple: int = 1) -> Iterator[tuple[int, Codes]]:
         """All rows in order: the number of the first, and the codes of some.
 
@@ -129,6 +165,15 @@ class CodedMatrix:
                 check_codes(self.format, part, last - first, self.num_inputs)
                 yield start + first, part
             start += piece.num_outputs
+
+
+def _of_columns(begin: int, end: int, group: int) -> slice:
+    """The groups that these inputs are in; of 0, the one of a row."""
+    return slice(begin // group, -(-end // group)) if group else slice(None)
+
+
+def _cut(array: NDArray[Any] | None, columns: slice) -> NDArray[Any] | None:
+    return None if array is None else array[:, columns]
 
 
 def of_tensor(weight: torch.Tensor, form: Format) -> CodedMatrix:

@@ -24,6 +24,7 @@ from slipstream_core.kernels.cpu.coded_panels import panel_format
 from slipstream_core.kernels.cpu.kernels import kernels
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.loader import LoadedModel, load_model
+from slipstream_core.model.quantised.checkpoint import QuantisedTensors
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.weights.coded_parameter import (
     CodedParameter,
@@ -395,3 +396,32 @@ def test_a_checkpoint_of_pytorch_files_is_refused(tmp_path: Path) -> None:
     torch.save({"x": torch.ones(1)}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelLoadError, match="has no safetensors files"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["ct w4a16 with zeros", "gptq", "fp8 blocks"])
+def test_slices_of_ranks_stay_coded_unless_they_cut_through_groups(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, write = KINDS[kind]
+    means = write_checkpoint(tmp_path, settings, write)
+    method = settings["quant_method"]
+    tensors = QuantisedTensors(tmp_path, method, settings)
+    tensors.keep_codes(lambda _: True)
+    state, placeholders = tensors.state_dict(for_slices=True)
+    name = "model.layers.1.mlp.down_proj.weight"
+    expected = means[name]
+    module = torch.nn.Module()
+    slices = {
+        "rows": (slice(64, 128), slice(0, 192)),
+        "columns": (slice(0, 128), slice(64, 192)),
+        "through": (slice(0, 128), slice(40, 120)),
+    }
+    for each, index in slices.items():
+        module.register_parameter(each, torch.nn.Parameter(state[name][index], requires_grad=False))
+    placeholders.replace(module)
+    for each, index in slices.items():
+        part = module.get_parameter(each)
+        assert isinstance(part, CodedParameter) == (each != "through")
+        values = part.matrix.dequantised() if isinstance(part, CodedParameter) else part
+        assert torch.equal(values, expected[index])
+    assert "inputs 40 to 120 are no whole groups of" in caplog.text

@@ -1,6 +1,4 @@
-"""Ranks that share a quantised checkpoint, of which each dequantises its slices: the tokens of
-one.
-"""
+"""Ranks that share a quantised checkpoint, each with slices of its codes: the tokens of one."""
 
 from __future__ import annotations
 
@@ -20,6 +18,7 @@ from slipstream_core.step.plan import Runner
 pytestmark = pytest.mark.process
 
 NUM_TOKENS = 8
+SOME = ["gptq", "ct act-order", "fp8 ragged blocks", "ct int8 with zeros", "awq"]
 
 
 def outputs(runner: Runner) -> list[list[int]]:
@@ -32,7 +31,7 @@ def never(ended: object) -> None:
     raise AssertionError(ended)
 
 
-@pytest.mark.parametrize("kind", ["gptq", "ct act-order", "fp8 ragged blocks"])
+@pytest.mark.parametrize("kind", SOME)
 def test_ranks_compute_what_one_does(kind: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, *(KINDS | PERMUTED)[kind])
     config = CoreConfig(

@@ -106,6 +106,32 @@ def test_a_joined_matrix_is_its_parts_one_below_the_other(
     assert torch.equal(joined.rows(torch.tensor(ids, dtype=torch.int64)), expected[ids])
 
 
+@given(_FORMAT, st.integers(1, 20), st.data())
+def test_a_slice_is_that_of_the_dequantised_matrix(
+    form: Format, num_outputs: int, data: st.DataObject
+) -> None:
+    unit = form.supergroup or form.group or 1
+    num_inputs = padded_inputs(form, 3 * unit if unit > 1 else 40)
+    matrix = random_matrix(form, num_outputs, num_inputs)
+    first = data.draw(st.integers(0, num_outputs))
+    rows = slice(first, data.draw(st.integers(first, num_outputs)))
+    begin = unit * data.draw(st.integers(0, num_inputs // unit))
+    end = data.draw(st.sampled_from([*range(begin, num_inputs, unit), num_inputs]))
+    part = matrix.sliced(rows, slice(begin, end))
+    expected = matrix.dequantised()[rows, begin:end]
+    assert part.shape == tuple(expected.shape)
+    if end > begin:
+        assert torch.equal(part.dequantised(), expected)
+        ids = torch.arange(part.num_outputs).flip(0)
+        assert torch.equal(part.rows(ids), expected[ids])
+
+
+def test_a_slice_through_a_group_is_refused() -> None:
+    matrix = random_matrix(formats.Q4_0, 4, 96)
+    with pytest.raises(ValueError, match="q4_0: inputs 0 to 48 are no whole groups of 32"):
+        matrix.sliced(slice(None), slice(0, 48))
+
+
 @given(_FORMAT, st.integers(1, 5))
 @settings(max_examples=30)
 def test_a_matrix_is_read_in_parts_that_begin_where_they_are_asked_to(

@@ -105,9 +105,12 @@ class QuantisedTensors:
                 total += dtype.itemsize * prod(shape)
         return total
 
-    def state_dict(self) -> tuple[dict[str, Any], Placeholders]:
-        """The tensors that transformers loads, and the places of matrices that stay coded."""
-        placeholders = Placeholders()
+    def state_dict(self, *, for_slices: bool) -> tuple[dict[str, Any], Placeholders]:
+        """The tensors that transformers loads, and the places of matrices that stay coded.
+
+        for_slices: as of Placeholders.
+        """
+        placeholders = Placeholders(for_slices=for_slices)
         found: dict[str, Any] = {}
         for name in self._others:
             matrix = self._coded.get(name)
@@ -123,20 +126,27 @@ class QuantisedTensors:
 class Placeholders:
     """Tensors without memory that stand for coded matrices until a model is loaded."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, for_slices: bool = False) -> None:
+        """for_slices: they are contiguous, as transformers would copy others. Memory that nothing
+        is written to is not taken from the machine.
+        """
+        self._for_slices = for_slices
         self._of: dict[int, tuple[torch.Tensor, CodedMatrix]] = {}
 
     def add(self, matrix: CodedMatrix) -> torch.Tensor:
         """One for this matrix, of its shape."""
-        number = torch.full((1, 1), torch.nan)
-        self._of[number.data_ptr()] = (number, matrix)  # kept, so that no other has its address
-        return number.expand(matrix.shape)
+        if self._for_slices:
+            made = torch.empty(matrix.shape)
+        else:
+            made = torch.full((1, 1), torch.nan).expand(matrix.shape)
+        self._of[made.data_ptr()] = (made, matrix)  # kept, so that no other has its address
+        return made
 
     def replace(self, module: nn.Module) -> None:
         """Make coded parameters of those in a module. Raises ValueError for one that is not
         there.
         """
-        left = dict(self._of)
+        left, self._of = self._of, {}
         for parameter in list(module.parameters()):
             _, matrix = left.pop(parameter.data_ptr(), (None, None))
             if matrix is not None:
@@ -156,9 +166,17 @@ class _Coded:
         return list(self._matrix.shape)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """The whole, the only part that is asked for where nothing is cut."""
-        assert index is ...
-        return self._placeholders.add(self._matrix)
+        """A placeholder of the whole or of a slice, which is float32 if it cuts through groups."""
+        if index is ...:
+            return self._placeholders.add(self._matrix)
+        of_all = index if isinstance(index, tuple) else (index,)
+        rows, columns = (*of_all, slice(None))[:2]
+        try:
+            return self._placeholders.add(self._matrix.sliced(rows, columns))
+        except ValueError as error:
+            logger.warning("a rank's slice of a matrix is dequantised: %s", error)
+            own = torch.arange(*rows.indices(self._matrix.num_outputs))
+            return self._matrix.rows(own)[:, columns].contiguous()
 
 
 class _Dequantised:
