@@ -2,10 +2,10 @@
 without them.
 
 The scheduler and the runner alone, one step ahead, on the CPU in float32. Two runners of one model
-are loaded, one of them with room for adapters, which are random, of rank 16 at every linear layer.
-In a round each kind of batch is driven on both, in turn. A batch's speed is the median of its
-decode steps, and the ratio that is reported the median of the rounds'. A line a goal says what was
-to be reached.
+are loaded, one of them with room for adapters, which are random, of rank 16 at every linear layer
+but the head. In a round each kind of batch is driven on both, in turn. A batch's speed is the
+median of its decode steps, and the ratio that is reported the median of the rounds'. A line a goal
+says what was to be reached.
 
 - `adapter`: every row has the same adapter. `adapters`: each row has its own.
 - `enabled`: no row has one, where there is room for some. `beside`: half of the rows have none.
@@ -113,7 +113,9 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
 
 
 def add_random_adapters(runner: TorchRunner) -> int:
-    """Fill the places of a runner; returns the bytes of one adapter."""
+    """Fill the places of a runner, with changes of each layer but the head, as peft's `all-linear`
+    has them; returns the bytes of one adapter.
+    """
     table = runner.adapters
     assert table is not None
     torch.manual_seed(0)
@@ -125,6 +127,7 @@ def add_random_adapters(runner: TorchRunner) -> int:
                 torch.randn(_RANK, site.num_outputs) / _RANK,
             )
             for name, site in table.sites.items()
+            if name != "lm_head"
         }
         table.put(place, factors)
         num_bytes = sum(each.nbytes for both in factors.values() for each in both)

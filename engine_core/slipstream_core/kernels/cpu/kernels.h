@@ -93,6 +93,17 @@ typedef struct {
     int64_t rank;   /* 0: it does not change this site */
 } Adapted;
 
+/* The changes of a site's products. */
+typedef struct {
+    const float *x; /* [rows, k], rows x_row floats apart */
+    int64_t x_row;
+    float *y; /* [rows, n], rows y_row floats apart */
+    int64_t y_row, rows, k, n;
+    const int32_t *adapters; /* [rows], -1: none */
+    const Adapted *adapted;  /* of the site, by adapter, `apart` apart */
+    int64_t apart;
+} Adapt;
+
 /* Stages of a job (team.h): attention has two, storing and attending, and a product has one. */
 Stage slipstream_attend_stage(const Decode *p, int64_t part, int64_t after);
 void slipstream_attend_work(const Decode *p, int64_t part, int64_t first, int64_t last);
@@ -110,9 +121,8 @@ void slipstream_silu_mul_row(const float *g, const float *u, float *out, int64_t
 void slipstream_rotate_token(const float *x, int64_t x_head, const float *c, const float *s,
                              float *y, int64_t heads, int64_t dim, int64_t width);
 
-void slipstream_adapt_row(const Adapted *adapted, const float *x, float *y, int64_t k, int64_t n);
-
-#define ADAPT_COST 16 /* numbers by which a row's change counts, for each of its inputs and outputs */
+void slipstream_adapt_rows(const Adapt *p, int64_t first, int64_t last);
+int64_t slipstream_adapt_chunk(int64_t rows);
 
 #define ROW_CHUNK 16384 /* numbers that an operation by row processes in some microseconds */
 

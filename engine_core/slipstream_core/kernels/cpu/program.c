@@ -118,7 +118,12 @@ static Recur recur_of(const Run *r, const Operation *o) {
                    .scale = o->number, .epsilon = o->softcap};
 }
 
-/* Compute row t of an operation by row. */
+static Adapt adapt_of(const Run *r, const Operation *o) {
+    return (Adapt){AT(a), ROW(a), AT(out), ROW(out), r->rows, o->k, o->n,
+                   r->adapters, r->adapted + o->layer, r->sites};
+}
+
+/* Compute row t of an operation by row but ADAPT. */
 static void of_row(const Run *r, const Operation *o, int64_t t) {
     const float *a = AT(a) + t * ROW(a);
     float *out = AT(out) + t * ROW(out);
@@ -159,11 +164,6 @@ static void of_row(const Run *r, const Operation *o, int64_t t) {
     case COPY:
         for (int64_t h = 0; h < o->heads; h++)
             memcpy(out + h * o->n, a + h * o->step, sizeof(float) * o->n);
-        break;
-    case ADAPT: /* in place */
-        if (r->adapters && r->adapters[t] >= 0)
-            slipstream_adapt_row(r->adapted + r->adapters[t] * r->sites + o->layer, a, out, o->k,
-                                 o->n);
         break;
     case SILU_MUL:
         slipstream_silu_mul_row(a, AT(b) + t * ROW(b), out, o->n);
@@ -207,12 +207,13 @@ static Stage stage(const void *of, int64_t index) {
         return slipstream_recur_stage(&c, index + 2);
     }
     if (o->kind == SUM) return (Stage){1, 1, index + 2, 1};
-    int64_t end = chain_end(r, at), numbers = 0;
+    int64_t end = chain_end(r, at), numbers = 0, adapts = 0;
     for (; o < r->operations + end; o++)
-        if (o->kind == ADAPT)
-            numbers += r->adapters ? ADAPT_COST * (o->k + o->n) : 0;
-        else
+        if (o->kind != ADAPT)
             numbers += o->n * (o->heads ? o->heads : 1);
+        else
+            adapts |= r->adapters != 0;
+    if (adapts) return (Stage){r->rows, slipstream_adapt_chunk(r->rows), 2 * end};
     return (Stage){r->rows, slipstream_row_chunk(numbers), 2 * end};
 }
 
@@ -235,8 +236,18 @@ static void work(const void *of, int64_t index, int64_t first, int64_t last) {
         *r->failed = r->sum(r->exchange, AT(a), AT(out), r->rows * o->n);
     } else {
         const Operation *end = r->operations + chain_end(r, index / 2);
-        for (int64_t t = first; t < last; t++)
-            for (const Operation *each = o; each < end; each++) of_row(r, each, t);
+        while (o < end) { /* changes of several rows at a time; between them row by row */
+            if (o->kind == ADAPT) {
+                Adapt a = adapt_of(r, o++);
+                if (a.adapters) slipstream_adapt_rows(&a, first, last);
+                continue;
+            }
+            const Operation *next = o;
+            while (next < end && next->kind != ADAPT) next++;
+            for (int64_t t = first; t < last; t++)
+                for (const Operation *each = o; each < next; each++) of_row(r, each, t);
+            o = next;
+        }
     }
 }
 
