@@ -9,19 +9,28 @@ BadRequest          a caller's request is invalid; names the field
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from slipstream_ipc.messages import Fault
 
 _MAX_CHARS = 300
 _MAX_SHOWN = 80
 _MAX_LISTED = 8  # names of fields in an error
+_MAX_NAMES = 32  # of what is served, in an error
 _BUILT_IN = (str, bytes, list, tuple, dict)  # what is quoted piece by piece
 
 
 def brief(text: str) -> str:
     """An error's text, cut to 300 characters: it may quote kilobytes of input."""
     return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 3] + "..."
+
+
+def one_of(names: Sequence[str]) -> str:
+    """The names that are allowed, one or more, for an error: the first 32, and how many more."""
+    given = ", ".join(map(repr, names[:_MAX_NAMES]))
+    if len(names) > _MAX_NAMES:
+        given += f" and {len(names) - _MAX_NAMES} more"
+    return f"one of {given}"
 
 
 class ProtocolError(Exception):

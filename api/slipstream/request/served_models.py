@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from slipstream.errors import bad_request
-from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.errors import BadRequest, one_of
 from slipstream_ipc.messages import AdapterRef, ModelCard
 
 
@@ -87,7 +87,7 @@ def with_adapter(
     found = next((it for each in bases if (it := _adapter(each, wanted.lora_name))), None)
     if found is None:
         names = [each.name for model in bases for each in model.adapters]
-        allowed = f"one of {', '.join(map(repr, names))}" if names else "none: no adapter is served"
+        allowed = one_of(names) if names else "none: no adapter is served"
         raise bad_request(BadRequest("lora_request", wanted.lora_name, allowed))
     if wanted.lora_path and os.path.abspath(os.path.expanduser(wanted.lora_path)) != found.path:
         allowed = f"{found.path}, which is served as {found.name!r}"
@@ -98,11 +98,11 @@ def with_adapter(
 def names_of(models: Sequence[ModelCard]) -> str:
     """The models' names, for messages."""
     found = [
-        repr(name)
+        name
         for model in models
         for name in (model.name, *model.aliases, *[each.name for each in model.adapters])
     ]
-    return f"one of {', '.join(found)}" if len(found) > 1 else "".join(found)
+    return one_of(found) if len(found) > 1 else "".join(map(repr, found))
 
 
 def _is_named(model: ModelCard, name: str) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import structs
 
 from slipstream_ipc.columns import UInt32s, u32
-from slipstream_ipc.errors import BadRequest, Summary
+from slipstream_ipc.errors import BadRequest, Summary, one_of
 from slipstream_ipc.messages import (
     Admit,
     AnswerSettings,
@@ -312,7 +312,7 @@ def _with_adapter(spec: RequestSpec, submit: Submit, card: ModelCard) -> Request
         return spec
     if digest is None:
         names = [each.name for each in card.adapters]
-        allowed = f"one of {', '.join(map(repr, names))}" if names else "none: no adapter is served"
+        allowed = one_of(names) if names else "none: no adapter is served"
         raise BadRequest("model", spec.adapter, allowed)
     return structs.replace(spec, adapter_digest=digest)
 

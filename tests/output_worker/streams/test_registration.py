@@ -6,16 +6,20 @@ import contextlib
 import hashlib
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
+    MAX_LORA_NAME_CHARS,
+    MAX_LORAS,
     AdapterRef,
     Admit,
     AnswerOptions,
     AnswerSettings,
+    Fault,
     ModelCard,
     OtherAnswer,
     ReasoningIds,
@@ -156,6 +160,17 @@ def test_a_stream_goes_on_with_the_adapter_that_it_began_with() -> None:
         assert accepted(7, admit).adapter_digest == expected
     with pytest.raises(BadRequest, match="got 'none', allowed: one of 'sql', 'tone'"):
         registered(adapter="none")
+
+
+def test_an_error_that_names_the_adapters_fits_into_its_message() -> None:
+    adapters = [AdapterRef(f"{at:0{MAX_LORA_NAME_CHARS}}", "/", b"x") for at in range(MAX_LORAS)]
+    card = structs.replace(CARD, adapters=tuple(adapters))
+    one = structs.replace(submission(), adapter="none")
+    with pytest.raises(BadRequest) as caught:
+        register(one, PROMPT, b"c", card, spec=Submission(one).spec_of(one), fingerprint=b"")
+    fault = caught.value.fault
+    assert fault.message.endswith(f"31' and {MAX_LORAS - 32} more")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(fault), type=Fault) == fault
 
 
 def test_how_an_answer_is_read_is_part_of_its_fingerprint() -> None:
