@@ -131,6 +131,30 @@ def test_groups_of_inputs_that_are_no_neighbours_are_dequantised_and_said(
     assert len(list(coded_parameters(model.module))) == 2  # embedding and head, of 16 bits
 
 
+def test_formats_that_no_kernel_computes_with_are_dequantised_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A zero under a scale of float32 would round twice."""
+    settings, write = KINDS["ct w4a16 with zeros"]
+
+    def wide(name: str, weight: torch.Tensor) -> Any:
+        found, mean = write(name, weight)
+        return {
+            each: tensor.float() if each.endswith("_scale") else tensor
+            for each, tensor in found.items()
+        }, mean
+
+    means = write_checkpoint(tmp_path, settings, wide)
+    model = load(tmp_path)
+    assert "14 matrices, model.layers.0" in caplog.text
+    assert "no kernel computes with int4_float32" in caplog.text
+    assert len(list(coded_parameters(model.module))) == 2
+    for name, values in values_of(model).items():
+        assert torch.equal(values, means[name]), name
+    others = [each for each in model.module.parameters() if not isinstance(each, CodedParameter)]
+    assert model.kept_bytes == sum(each.nbytes for each in others)
+
+
 @pytest.mark.parametrize("kind", ["ct w4a16", "gptq", "awq", "bitsandbytes nf4", "fp8 blocks"])
 def test_another_type_is_computed_in_with_dequantised_weights(kind: str, tmp_path: Path) -> None:
     means = write_checkpoint(tmp_path, *KINDS[kind])

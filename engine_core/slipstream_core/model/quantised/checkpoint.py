@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
+from slipstream_core.kernels.cpu.coded_panels import panel_format
 from slipstream_core.model.quantised.bitsandbytes import read_bitsandbytes
 from slipstream_core.model.quantised.compressed_tensors import read_compressed_tensors
 from slipstream_core.model.quantised.float8 import read_fp8, read_modelopt
@@ -67,26 +68,26 @@ class QuantisedTensors:
         """Have matrices stay coded for whose names this is true: quantised ones, and those of 16
         bits.
         """
-        permuted = []
+        others: dict[str, list[str]] = {}
         for name, weight in self.weights.items():
             if len(weight.shape) != 2 or not is_kept(name):
                 continue
-            if weight.order is None:
-                self._coded[name] = weight.matrix
+            if weight.order is not None:
+                why = "their groups are not of neighbouring inputs (g_idx)"
+            elif panel_format(weight.matrix.format) is None:
+                why = f"no kernel computes with {weight.matrix.format.name} in such groups"
             else:
-                permuted.append(name)
+                self._coded[name] = weight.matrix
+                continue
+            others.setdefault(why, []).append(name)
         for name in self._others:
             header = self.tensors.headers[name]
             form = _SIXTEEN.get(header.dtype)
             if form is not None and len(header.shape) == 2 and is_kept(name):
                 self._coded[name] = of_tensor(self.tensors.tensor(name), form)
-        if permuted:
-            logger.warning(
-                "%d matrices, %s the first, are dequantised: their groups are not of neighbouring "
-                "inputs (g_idx)",
-                len(permuted),
-                permuted[0],
-            )
+        for why, names in others.items():
+            said = "%d matrices, %s the first, are dequantised: %s"
+            logger.warning(said, len(names), names[0], why)
 
     def formats(self) -> list[str]:
         """Names of the formats of matrices that stay coded."""

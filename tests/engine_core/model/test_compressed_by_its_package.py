@@ -1,0 +1,79 @@
+"""What compressed-tensors itself packs is read as its own dequantisation reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from slipstream_core.model.quantised.compressed_tensors import read_compressed_tensors
+from slipstream_core.model.quantised.tensors import Tensors
+
+SETTINGS = [
+    *(
+        ("pack-quantized", {"num_bits": bits, "strategy": "group", "group_size": 32, **more})
+        for bits in (2, 3, 4, 5, 6, 7, 8)
+        for more in ({}, {"symmetric": False})
+    ),
+    ("pack-quantized", {"num_bits": 4, "strategy": "channel"}),
+    ("int-quantized", {"num_bits": 8, "strategy": "channel"}),
+    ("int-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": False}),
+    ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+    ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
+    (
+        "float-quantized",
+        {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [32, 48]},
+    ),
+]
+
+
+def _scales(weight: torch.Tensor, weights: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and zero points of random numbers, of the shape that a strategy has."""
+    rows, columns = weight.shape
+    match weights["strategy"]:
+        case "group":
+            shape: tuple[int, ...] = (rows, columns // 32)
+        case "channel":
+            shape = (rows, 1)
+        case "block":
+            shape = (-(-rows // 32), -(-columns // 48))
+        case _:
+            shape = (1,)
+    most = 448.0 if weights.get("type") == "float" else float(1 << (weights["num_bits"] - 1))
+    scale = (1 + torch.rand(shape)) / most
+    half = 1 << (weights["num_bits"] - 1)
+    zeros = torch.zeros(shape, dtype=torch.int8)
+    if not weights.get("symmetric", True):
+        zeros = torch.randint(-half, half, shape).to(torch.int8)
+    return scale, zeros
+
+
+@pytest.mark.parametrize(("form", "weights"), SETTINGS, ids=str)
+def test_weights_are_those_of_the_package(
+    form: str, weights: dict[str, Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    torch.manual_seed(0)
+    weight = torch.randn(64, 96)
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
+    scale, zeros = _scales(weight, weights)
+    compressor: Any = BaseCompressor.get_value_from_registry(form)
+    given = {"weight": weight, "weight_scale": scale, "weight_zero_point": zeros}
+    packed = compressor.compress(dict(given), scheme)
+    expected = compressor.decompress(dict(packed), scheme)["weight"]
+    named = {f"x.{name}": each.contiguous() for name, each in packed.items()}
+    save_file(named, tmp_path / "model.safetensors")
+    settings = {
+        "format": form,
+        "version": "0.20.0",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+    found = read_compressed_tensors(Tensors(tmp_path), settings)["x.weight"].dequantised()
+    assert torch.equal(found, expected.float())
+    assert len(found.unique()) > 10 ** (weights["num_bits"] > 2)
