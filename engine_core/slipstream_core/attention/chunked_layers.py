@@ -38,13 +38,21 @@ def attend_in_chunks(model: nn.Module, layers: Collection[int], size: int) -> No
 
 
 def scale_by_position(model: nn.Module, scale: QueryScale) -> None:
-    """Have the layers without rotary embeddings scale their queries."""
+    """Have the layers without rotary embeddings scale their queries. Raises ValueError if layers do
+    not say whether they have these.
+    """
     layer: Any
+    is_known = False
     for layer in model.modules():
         attention = getattr(layer, "self_attn", None)
-        if isinstance(attention, nn.Module) and not getattr(attention, "use_rope", True):
+        if not isinstance(attention, nn.Module) or not hasattr(attention, "use_rope"):
+            continue
+        is_known = True
+        if not attention.use_rope:
             attention.__dict__[_SCALE] = scale
             layer.register_forward_pre_hook(_pass_positions, with_kwargs=True)
+    if not is_known:
+        raise ValueError("it scales queries by position in an unknown way")
 
 
 def _pass_positions(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -237,8 +237,6 @@ def load_model(
         skip_indexers(module, indexed_layers(text))
         if chunked := chunked_layers(text):
             attend_in_chunks(module, chunked, text.attention_chunk_size)
-        if counted_scale is not None:
-            scale_by_position(module, counted_scale)
         if rank is not None:
             kept = sum(parameter.nbytes for parameter in module.parameters())
             share_of_weights = sum(each.numel() for each in module.parameters()) / num_parameters
@@ -248,6 +246,8 @@ def load_model(
         states: tuple[MixerStates, ...] = ()
         is_stepped = False
         try:
+            if counted_scale is not None:
+                scale_by_position(module, counted_scale)
             if has_states:
                 number_layers(module, tuple(layers))
                 mixers = install_mixers(module)

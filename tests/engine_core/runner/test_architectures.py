@@ -10,7 +10,9 @@ import torch
 import transformers
 
 from slipstream_core.attention import interface
+from slipstream_core.attention.chunked_layers import QueryScale
 from slipstream_core.load_error import ModelLoadError
+from slipstream_core.model import loader
 from slipstream_core.model.loader import load_model
 from slipstream_core.model.unsupported import refuse_chunks, take_counted_scale
 from slipstream_core.weights.coded_parameter import coded_parameters
@@ -86,6 +88,16 @@ def test_chunks_and_scales_that_are_ignored_are_seen(
     model = load_model(str(tmp_path), device="cpu", dtype="float32")
     [packed] = tiny_models.serve(model, tiny_models.PACKED)
     assert packed.outputs != tiny_models.generate(tmp_path)
+
+
+def test_a_scale_of_queries_of_unknown_layers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [qwen] = (each for each in SERVED if each.name == "Qwen2")
+    tiny_models.save(qwen, tmp_path)
+    monkeypatch.setattr(loader, "take_counted_scale", lambda *_: QueryScale(11, 9.0))
+    with pytest.raises(ModelLoadError, match="scales queries by position in an unknown way"):
+        load_model(str(tmp_path), device="cpu")
 
 
 def test_chunks_and_scales_beyond_them_are_refused_on_cards() -> None:
