@@ -5,6 +5,7 @@ No image is built: the apt and useradd steps are not run, and folders and the po
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import sysconfig
 import tempfile
 import threading
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -187,33 +189,89 @@ def test_what_is_served_has_what_was_built_and_no_compiler() -> None:
     assert not [rest for _, rest in served if "gcc" in rest]
 
 
-def test_packages_have_the_versions_of_the_constraints_and_hashes() -> None:
+def pip_steps() -> list[list[str]]:
+    """The words of each call of pip that installs."""
+    found = [rest for name, rest in STEPS if name == "RUN" and "pip install" in rest]
+    calls = [shlex.split(each) for rest in found for each in rest.split(" && ")]
+    return [words for words in calls if words[:2] == ["pip", "install"]]
+
+
+def requirements() -> dict[str, tuple[str, list[str]]]:
+    """The version and the hashes of each requirement of the files that pip installs from."""
+    found = {}
+    for words in pip_steps():
+        for flag, file in itertools.pairwise(words):
+            if flag != "-r":
+                continue
+            lines = [each for each in (ROOT / file).read_text().splitlines() if each[:1] != "#"]
+            for each in "\n".join(lines).replace("\\\n", " ").splitlines():
+                pinned = re.fullmatch(
+                    r"([\w.-]+)==(\S+)((?: +--hash=sha256:[0-9a-f]{64})+) *", each
+                )
+                assert pinned is not None, f"{each[:60]} has no version or no hash"
+                name = pinned[1].lower().replace("_", "-")
+                found[name] = pinned[2], re.findall(r"sha256:(\w+)", pinned[3])
+    return found
+
+
+def test_every_requirement_has_the_version_of_the_constraints_and_a_hash() -> None:
     known = pins((ROOT / "constraints.txt").read_text())
-    text = (CONTAINERFILE.parent / "image.txt").read_text()
-    parts = re.split(r"^(?=[a-z])", text, flags=re.MULTILINE)[1:]
-    assert parts
-    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}\b", part) for part in parts)
-    found = pins(text)
-    assert len(found) == len(parts)
+    found = {name: version for name, (version, _) in requirements().items()}
+    assert len(found) > 50
     assert {each: found[each] for each in found.keys() & known.keys()} == {
         each: known[each] for each in found.keys() & known.keys()
     }
-    [install] = [rest for name, rest in STEPS if name == "RUN" and "pip install" in rest]
-    assert f"torch=={known['torch']} " in install
-    steps = [each for each in install.split(" && ") if each.startswith("pip install")]
-    assert all("--no-deps" in each for each in steps), "nothing but what is named"
-    assert ["--require-hashes" in each for each in steps] == [True, False, False]
-    assert "--no-index" in steps[-1]
+
+
+def test_nothing_is_downloaded_without_a_hash() -> None:
+    steps = pip_steps()
+    assert len(steps) == 3
+    for words in steps:
+        assert "--no-deps" in words, "nothing but what is named"
+        files = [file for flag, file in itertools.pairwise(words) if flag == "-r"]
+        named = [each for each in words[2:] if each[0] != "-" and each not in files]
+        if "--no-index" in words:
+            assert all((ROOT / each).is_dir() for each in named), "sources that were copied"
+        else:
+            assert "--require-hashes" in words
+            assert all(each.startswith("https://") for each in named), "an index"
+    ran = [rest for name, rest in STEPS if name in ("RUN", "ADD")]
+    assert not [each for each in ran if re.search(r"\b(curl|wget|easy_install|uv|git)\b", each)]
+
+
+def test_torch_is_the_wheel_whose_hash_is_pinned() -> None:
+    """pip refuses any other file, and takes this one, where the CPU's wheel is at hand."""
+    _, hashes = requirements()["torch"]
+    assert len(hashes) == 2  # x86_64's and aarch64's
+    [words] = [each for each in pip_steps() if each[-1].startswith("https://")]
+    with tempfile.TemporaryDirectory() as folder:
+        other = Path(folder) / "torch-2.13.0-py3-none-any.whl"
+        with zipfile.ZipFile(other, "w") as wheel:
+            wheel.writestr("torch-2.13.0.dist-info/METADATA", "Name: torch\nVersion: 2.13.0\n")
+        command = [sys.executable, "-m", "pip", *words[1:-2], "--target", f"{folder}/target"]
+        command += ["--no-index", "--find-links", folder]
+        own = {name: text for name, text in os.environ.items() if not name.startswith("PIP_")}
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**own, "PIP_CONFIG_FILE": os.devnull},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=INSTALL_S,
+        )
+    assert done.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in done.stderr
+    assert hashes[0] in done.stderr
 
 
 def test_all_that_slipstream_asks_for_has_a_pin() -> None:
-    found = pins((CONTAINERFILE.parent / "image.txt").read_text())
     asked = []
     for path in (ROOT, ROOT / "packaging" / "client"):
         project = tomllib.loads((path / "pyproject.toml").read_text())
         asked += [*project["project"]["dependencies"], *project["build-system"]["requires"]]
     names = {re.split(r"[^a-zA-Z0-9._-]", each)[0].lower().replace("_", "-") for each in asked}
-    assert names - found.keys() == {"torch", "slipstream-client"}
+    assert names - requirements().keys() == {"slipstream-client"}
 
 
 def test_the_entry_point_serves_and_the_health_check_says_so(image: Image) -> None:
