@@ -9,10 +9,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from slipstream_core.grammar.exact_numbers import (
     ANNOTATIONS,
@@ -22,6 +23,7 @@ from slipstream_core.grammar.exact_numbers import (
     exact_grammar,
     is_large,
 )
+from slipstream_core.grammar.name_patterns import CONTROLS, escaped, names_outside, takes
 from slipstream_ipc.validation.json_schema import (
     FORMATS,
     Schema,
@@ -51,12 +53,11 @@ _NAMES_OF_PLACES = ("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _MEET = ("patternProperties", "minProperties", "maxProperties")
 _MORE, _PATTERNS = "additionalProperties", "patternProperties"
-_CONTROLS = r"\x00-\x1f\x7f"
-_PLAIN = f"[^{_CONTROLS}]*"
+_PLAIN = f"[^{CONTROLS}]*"
 _PLAIN_NAME = f"^{_PLAIN}$"
-_LITERAL = re.compile(rf"\^([^\\^$.|?*+()\[\]{{}}{_CONTROLS}]+)(\$?)")
+_LITERAL = re.compile(rf"\^([^\\^$.|?*+()\[\]{{}}{CONTROLS}]+)(\$?)")
 _ALL_NAMES = frozenset(("", "^", "$", ".*", "^.*", ".*$", "^.*$"))
-_CONTROL = re.compile(f"[{_CONTROLS}]")
+_CONTROL = re.compile(f"[{CONTROLS}]")
 _END, _REST = "end", "rest"  # longer than a character
 _MAX_LOOKS = 2**14  # at pairs of schemas, for one schema
 _MAX_DEPTH = 8  # of schemas within each other that are told apart
@@ -115,102 +116,177 @@ def enforceable(
         **always,
     }
     exact = None
+
+    def not_exact(*_: object) -> NoReturn:
+        raise NotExact(cleaner.inexact)
+
     while cleaner.inexact and exact is None:
         try:
             exact = exact_grammar(
                 document,
                 cleaner.inexact,
                 prefix,
-                lambda schema: _spell_names_once(SchemaDocument(schema), set(), why_not),
+                lambda each: _spell_names_once(SchemaDocument(each), set(), why_not, not_exact),
             )
         except NotExact as error:
-            cleaner.leave_numbers(error.numbers)
+            cleaner.leave_numbers(tuple(error.numbers))
     if exact is None:
-        _spell_names_once(document, without, why_not)
+        _spell_names_once(document, without, why_not, cleaner.leave)
     return Enforceable(root, tuple(dict.fromkeys(cleaner.left_out)), exact)
 
 
-def _spell_names_once(document: SchemaDocument, without: set[int], why_not: WhyNot) -> None:
+class _Names(NamedTuple):
+    """What schemas say of the names of an object: those of properties and of patterns that ask for
+    one name, the beginnings that patterns ask for, and patterns that ask for more.
+    """
+
+    whole: tuple[str, ...] = ()
+    begun: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+
+
+def _spell_names_once(
+    document: SchemaDocument,
+    without: set[int],
+    why_not: WhyNot,
+    leave: Callable[[Schema, str, str], object],
+) -> None:
     """Write properties of any other name as those that a pattern takes: the library spells what a
     pattern takes in one way, but lets any character of another name be escaped, those of a known
     one, too: `{"a": 1, "\\u0061": 2}`. The pattern takes no control characters: they would have
     two spellings, and masks would cost more (decision 021).
 
     Where several schemas apply to one object their patterns must not meet, unless they are the
-    same: then all are written with the names and patterns of all. What does not compile so either
-    stays as it is, but for names of any value.
+    same: then all are written with the names and patterns of all. leave: is handed the keyword of a
+    schema that can be written in neither way, and why, and leaves it out.
     """
     schemas = [place.schema for each, place in document.places.items() if each not in without]
-    known = [
-        each
-        for each in schemas
-        if any(each.get(word) for word in ("properties", "required", "patternProperties"))
-        and each.get(_MORE, True) is not False
-    ]
-    plain = [each for each in known if _is_any(each.get(_MORE, True))]
-    if len(plain) == len(known) and not any(word in each for word in _MEET for each in schemas):
-        for schema in plain:
-            _spell_once(document, schema, None)
-        return
-    names: dict[str, bool] = {}  # False: the beginnings of names
-    for schema in schemas:
-        names |= _known_names(schema) or {}
-    for chosen, others in ((known, None), (known, names), (plain, None)):
-        before = [(each, dict(each)) for each in chosen]
-        for each in chosen:
-            _spell_once(document, each, others)
-        if not why_not(document.root):
+    while True:
+        known = [
+            each
+            for each in schemas
+            if any(each.get(word) for word in ("properties", "required", _PATTERNS))
+            and each.get(_MORE, True) is not False
+        ]
+        plain = [each for each in known if _is_any(each.get(_MORE, True))]
+        if len(plain) == len(known) and not any(word in each for word in _MEET for each in schemas):
+            for schema in plain:
+                _spell_once(document, schema, None)
             return
-        for each, was in before:
-            each.clear()
-            each.update(was)
+        shared: Mapping[int, _Names]
+        for shared in ({}, _names_of_objects(document, schemas)):
+            before = [(each, dict(each)) for each in known]
+            is_spelled = all(_spell_once(document, each, shared.get(id(each))) for each in known)
+            if is_spelled and not why_not(document.root):
+                return
+            for each, was in before:
+                each.clear()
+                each.update(was)
+        if why_not(document.root):
+            return
+        word = _PATTERNS if any(each.get(_PATTERNS) for each in known) else _MORE
+        for each in known:
+            if each.get(word) and not (word == _MORE and _is_any(each[word])):
+                leave(each, word, "a name's other spellings cannot be told from it")
+        if word == _MORE:  # all others have any value now, and one pattern
+            for each in known:
+                _spell_once(document, each, None)
+            return
 
 
-def _known_names(schema: Schema) -> dict[str, bool] | None:
-    """The names of a schema's properties and patterns, which are True, and the beginnings that its
-    patterns ask for, False. None where a pattern asks for more.
+def _names_of_objects(document: SchemaDocument, schemas: Iterable[Schema]) -> dict[int, _Names]:
+    """The names of all schemas that may apply to one object, by the id of each of these schemas,
+    where they are several.
     """
-    names = dict.fromkeys(schema.get("properties") or (), True)
-    for pattern in schema.get("patternProperties") or ():
-        if not (found := _LITERAL.fullmatch(pattern)):
-            return None
-        names[found[1]] = bool(found[2])
-    return names
+    object_of = {id(schema): id(schema) for schema in schemas}
+
+    def found(number: int) -> int:
+        while object_of[number] != number:
+            number = object_of[number]
+        return number
+
+    for schema in schemas:
+        beside = [document.target(schema)]
+        for word in ("allOf", "anyOf", "oneOf"):
+            beside += schema[word] if isinstance(schema.get(word), list) else []
+        for each in beside:
+            if id(each) in object_of:
+                object_of[found(id(each))] = found(id(schema))
+    names: dict[int, list[_Names]] = {}
+    for schema in schemas:
+        names.setdefault(found(id(schema)), []).append(_known_names(schema))
+    joined = {
+        number: _Names(
+            *(tuple(dict.fromkeys(itertools.chain(*each))) for each in zip(*of_one, strict=True))
+        )
+        for number, of_one in names.items()
+        if len(of_one) > 1
+    }
+    return {each: joined[found(each)] for each in object_of if found(each) in joined}
 
 
-def _spell_once(
-    document: SchemaDocument, schema: Schema, shared: Mapping[str, bool] | None
-) -> None:
-    """Write other properties of a schema as a pattern's. shared: names and beginnings that patterns
-    of their own are to take, where the schema says nothing of them.
+def _known_names(schema: Schema) -> _Names:
+    whole = list(schema.get("properties") or ())
+    begun: list[str] = []
+    patterns: list[str] = []
+    for pattern in schema.get(_PATTERNS) or ():
+        if found := _LITERAL.fullmatch(pattern):
+            (whole if found[2] else begun).append(found[1])
+        else:
+            patterns.append(pattern)
+    return _Names(tuple(whole), tuple(begun), tuple(patterns))
+
+
+def _spell_once(document: SchemaDocument, schema: Schema, shared: _Names | None) -> bool:
+    """Write other properties of a schema as a pattern's; False, if that cannot be. shared: names
+    and patterns that are to have patterns of their own, where the schema says nothing of them.
     """
-    more, patterns = schema.get(_MORE, True), dict(schema.get("patternProperties") or {})
-    names = _known_names(schema)
-    if takes_all := any(each in _ALL_NAMES for each in patterns):
-        names = {}
-    if names is None:
-        return
+    more, patterns = schema.get(_MORE, True), dict(schema.get(_PATTERNS) or {})
+    whole, begun, asked = _known_names(schema)
+    takes_all = any(each in _ALL_NAMES for each in patterns)
     if isinstance(more, dict) and document.is_referred(more):
         document.move_with_references(more, f"others_{len(document.root.get('$defs') or ())}")
         more = {"$ref": document.pointer(more)}
-    if shared is not None:
-        begun = tuple(each for each, is_whole in {**shared, **names}.items() if not is_whole)
-        for each, is_whole in shared.items():
-            if each not in names and not (is_whole and each.startswith(begun)):
-                patterns[_literal(each) + "$" * is_whole] = more
-        names = {**shared, **names}
     is_any = not patterns and _is_any(more)
-    if not takes_all:
-        patterns[_PLAIN_NAME if is_any and shared is None else other_names(names)] = more
-    others = {word: each for word, each in schema.items() if word not in (_MORE, _PATTERNS)}
+    if shared is not None and not takes_all:
+        new = [each for each in shared.patterns if each not in asked]
+        begins = [each for each in shared.begun if each not in begun]
+        asked, begun = (*asked, *new), (*begun, *begins)
+        names = [
+            each
+            for each in shared.whole
+            if each not in whole
+            and not each.startswith(begun)
+            and not any(takes(pattern, each) for pattern in asked)
+        ]
+        whole = (*whole, *names)
+        new += [_literal(each) for each in begins] + [f"{_literal(each)}$" for each in names]
+        patterns.update(dict.fromkeys(new, more))
+    if shared is not None:  # in one order everywhere: patterns that are the same read the same
+        whole, begun, asked = shared
+    others: str | None
+    if takes_all:
+        others = ""
+    elif asked:
+        others = names_outside(whole, [*map(_literal, begun), *asked])
+    elif is_any and shared is None:
+        others = _PLAIN_NAME
+    else:
+        others = other_names(dict.fromkeys(whole, True) | dict.fromkeys(begun, False))
+    if others is None:
+        return False
+    if others:
+        patterns[others] = more
+    rest = {word: each for word, each in schema.items() if word not in (_MORE, _PATTERNS)}
     schema.clear()  # in front: the library reads what stands before `allOf` by itself
-    schema.update({_PATTERNS: patterns, _MORE: False, **others})
+    schema.update({_PATTERNS: patterns, _MORE: False, **rest})
+    return True
 
 
 def _literal(name: str) -> str:
     """A pattern of names that begin with this one, as people write it."""
     as_it_is = f"^{name}"
-    return as_it_is if _LITERAL.fullmatch(as_it_is) else f"^{''.join(map(_escaped, name))}"
+    return as_it_is if _LITERAL.fullmatch(as_it_is) else f"^{''.join(map(escaped, name))}"
 
 
 def other_names(names: Mapping[str, bool]) -> str:
@@ -232,15 +308,9 @@ def _outside(node: dict[str, Any]) -> str:
     if _REST in node:
         return ""
     inner = {each: found for each, found in node.items() if each != _END}
-    ways = [f"[^{''.join(map(_escaped, inner))}{_CONTROLS}]{_PLAIN}"]
-    ways += [_escaped(each) + rest for each, found in inner.items() if (rest := _outside(found))]
+    ways = [f"[^{''.join(map(escaped, inner))}{CONTROLS}]{_PLAIN}"]
+    ways += [escaped(each) + rest for each, found in inner.items() if (rest := _outside(found))]
     return f"(?:{'|'.join(ways)}){'' if _END in node else '?'}"
-
-
-def _escaped(character: str) -> str:
-    return (
-        character if character.isalnum() and character.isascii() else f"\\x{{{ord(character):x}}}"
-    )
 
 
 def _without_endless(document: SchemaDocument, endless: set[int]) -> set[int]:
@@ -275,6 +345,12 @@ class _Cleaner:
         self._is_strict = is_strict
         self._known: dict[str, str] = {}  # why a pattern is not taken
         self._disjoint = _Disjoint(document)
+        self._names_with_controls = {
+            name
+            for place in document.places.values()
+            for name in (place.schema.get("properties") or ())
+            if _CONTROL.search(name)
+        }
         self.left_out: list[str] = []
         self.inexact: set[int] = set()
 
@@ -285,14 +361,15 @@ class _Cleaner:
         self._unevaluated(schema)
         for word in _UNENFORCED:
             if word in schema:
-                self._leave(schema, word)
+                self.leave(schema, word)
         self._types(schema)
         self._choices(schema)
         self._strings(schema)
         self._members(schema)
         self._numbers(schema)
 
-    def _leave(self, schema: Schema, word: str, why: str = "", *, is_kept: bool = False) -> None:
+    def leave(self, schema: Schema, word: str, why: str = "", *, is_kept: bool = False) -> None:
+        """Leave a keyword of a schema out; raise StrictSchemaError if the schema is strict."""
         name = shown_path((*self._document.path(schema), word))
         if self._is_strict:
             reason = f" ({why})" if why else ""
@@ -306,7 +383,7 @@ class _Cleaner:
         if isinstance(given, str):
             target = self._document.target(schema)
             if target is None:
-                self._leave(schema, "$ref", f"nothing is at {given[:100]!r}")
+                self.leave(schema, "$ref", f"nothing is at {given[:100]!r}")
             elif isinstance(target, dict):
                 schema["$ref"] = self._document.pointer(target)
         for word in _NAMES_OF_PLACES:
@@ -355,18 +432,18 @@ class _Cleaner:
         if isinstance(given, str | list):
             listed = given if isinstance(given, list) else [given]
             if any(isinstance(each, str) and each not in _TYPE_NAMES for each in listed):
-                self._leave(schema, "type", "there is no such type")
+                self.leave(schema, "type", "there is no such type")
 
     def _choices(self, schema: Schema) -> None:
         branches = schema.get("oneOf")
         if isinstance(branches, list) and not self._disjoint.are_all(branches):
             # it stays, and the library allows what fits any of them
-            self._leave(schema, "oneOf", "several of its schemas may fit one value", is_kept=True)
+            self.leave(schema, "oneOf", "several of its schemas may fit one value", is_kept=True)
 
     def _strings(self, schema: Schema) -> None:
         pattern = schema.get("pattern")
         if isinstance(pattern, str) and (why := self._why_no_pattern(pattern)):
-            self._leave(schema, "pattern", why)
+            self.leave(schema, "pattern", why)
 
     def _why_no_pattern(self, pattern: str) -> str:
         if pattern not in self._known:
@@ -380,10 +457,16 @@ class _Cleaner:
             if not why and len(patterns) > 1:
                 alone = dict.fromkeys(patterns, True)
                 why = self._why_not({"type": "object", "patternProperties": alone})
+            if not why and any(
+                takes(pattern, name) is not False
+                for pattern in patterns
+                for name in self._names_with_controls
+            ):
+                why = "a name with control characters has several spellings"
             if why:
-                self._leave(schema, "patternProperties", why)
+                self.leave(schema, "patternProperties", why)
                 if schema.get("additionalProperties", True) is not True:
-                    self._leave(schema, "additionalProperties", "it is beside patternProperties")
+                    self.leave(schema, "additionalProperties", "it is beside patternProperties")
         given = schema.get("required")
         required = (
             {each for each in given if isinstance(each, str)} if isinstance(given, list) else ()
@@ -400,7 +483,7 @@ class _Cleaner:
         if not names.keys() <= set(required):
             for word in ("minProperties", "maxProperties"):
                 if word in schema:
-                    self._leave(schema, word, "there are properties that are not required")
+                    self.leave(schema, word, "there are properties that are not required")
 
     def _numbers(self, schema: Schema) -> None:
         for word in _COUNTS:
@@ -413,11 +496,11 @@ class _Cleaner:
             why = self._why_not({"type": "number", **words})
             if why and not why.startswith(_NONE_FITS):
                 for word in words:
-                    self._leave(schema, word, why)
+                    self.leave(schema, word, why)
         if "multipleOf" in schema:
             why = self._why_not({"type": "number", "multipleOf": schema["multipleOf"]})
             if why:
-                self._leave(schema, "multipleOf", why)
+                self.leave(schema, "multipleOf", why)
         for word in ("const", "enum"):
             if word in schema and any(map(is_large, _leaves(schema[word]))):
                 self.inexact.add(id(schema))
@@ -429,7 +512,7 @@ class _Cleaner:
             schema = self._document.places[number].schema
             for word in (*BOUNDS, "const", "enum"):
                 if word in schema and any(map(is_large, _leaves(schema[word]))):
-                    self._leave(schema, word, why)
+                    self.leave(schema, word, why)
             self.inexact.discard(number)
 
 

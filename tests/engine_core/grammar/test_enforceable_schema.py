@@ -336,6 +336,7 @@ BY_BEGINNING = {**OPEN, "patternProperties": {"^x-": INTEGER}}
         ({**OPEN, "patternProperties": {"^.*$": True}}, "{}"),
         ({"allOf": [TYPED, {"type": "object", "properties": {"c": STRINGS}}]}, "{}"),
         ({"allOf": [OPEN, {"type": "object", "patternProperties": {"^x-": INTEGER}}]}, "{}"),
+        ({"allOf": [OPEN, {"type": "object", "patternProperties": {"^a": True}}]}, "{}"),
         (
             {
                 "$ref": "#/$defs/x",
@@ -362,7 +363,87 @@ def test_a_known_name_is_not_spelled_anew_beside_typed_names_patterns_and_bounds
             assert not allows(schema, frame.replace("{}", f'{{"a":1,"{other}":"x"}}')), other
 
 
-@pytest.mark.parametrize("inner", [OPEN, TYPED, BY_BEGINNING])
+LETTERS = {"patternProperties": {"^[b-y]+$": STRINGS}}
+OF_A_KIND = {**OPEN, **LETTERS}
+
+
+@pytest.mark.parametrize(
+    ("schema", "frame"),
+    [
+        (OF_A_KIND, "{}"),
+        ({**OF_A_KIND, "required": ["a"]}, "{}"),
+        ({**OF_A_KIND, "additionalProperties": INTEGER}, "{}"),
+        ({**OF_A_KIND, "patternProperties": {"^[b-y]+$": STRINGS, "^[0-9]": INTEGER}}, "{}"),
+        ({**OF_A_KIND, "patternProperties": {"^[b-y]+$": STRINGS, "^x-": INTEGER}}, "{}"),
+        ({"type": "array", "items": OF_A_KIND}, "[{}]"),
+        ({"anyOf": [{"type": "integer"}, OF_A_KIND]}, "{}"),
+        ({"$ref": "#/$defs/x", "$defs": {"x": OF_A_KIND}}, "{}"),
+        ({"type": "array", "prefixItems": [OF_A_KIND], "items": TYPED}, "[{}]"),
+        ({"allOf": [OPEN, {"type": "object", **LETTERS}]}, "{}"),
+        ({"$ref": "#/$defs/x", **OF_A_KIND, "$defs": {"x": OPEN}}, "{}"),
+    ],
+)
+def test_no_name_is_spelled_anew_beside_patterns(schema: Any, frame: str) -> None:
+    for strict in (True, False):
+        for good in (
+            '{"a":1}',
+            '{"a":1,"b":"x"}',
+            '{"a":1,"b":"x","C":1}',
+        ):
+            assert allows(schema, frame.replace("{}", good), strict=strict), good
+        for bad in (
+            *('{"a":1,"b":1}', '{"a":1,"bd":1}', '{"a":1,"a":"x"}', '{"a":"x"}'),
+            *(r'{"a":1,"\u0061":"x"}', r'{"\u0061":"x"}', r'{"\u0061":1}'),
+            *(r'{"a":1,"\u0062":1}', r'{"a":1,"b\u0063":1}', r'{"a":1,"\u0062":"x"}'),
+        ):
+            assert not allows(schema, frame.replace("{}", bad), strict=strict), bad
+
+
+@pytest.mark.parametrize("pattern", ["^(?i)b$", r"^\p{Lu}", "^(b{40}|c{60}){9}$"])
+def test_a_pattern_without_a_complement_is_left_out_where_others_may_stand(pattern: str) -> None:
+    known = {
+        "type": "object",
+        "properties": {"a": INTEGER},
+        "patternProperties": {pattern: STRINGS},
+    }
+    assert left_out(known) == ["patternProperties"]
+    with pytest.raises(GrammarError, match="patternProperties cannot be enforced"):
+        left_out(known, strict=True)
+    assert not allows(known, r'{"a":1,"\u0061":"x"}', strict=False)
+    both = {"allOf": [OPEN, {"patternProperties": {pattern: STRINGS}}]}
+    assert left_out(both) == ["allOf.1.patternProperties"]
+    assert not allows(both, r'{"a":1,"\u0061":"x"}', strict=False)
+    closed = {**known, "additionalProperties": False}
+    assert left_out(closed, strict=True) == []
+    assert not allows(closed, r'{"a":1,"\u0061":"x"}')
+
+
+def test_a_name_with_control_characters_is_not_spelled_anew_by_a_pattern() -> None:
+    """A pattern takes each spelling of a control character, of a known name's, too."""
+    for pattern, more in (("^[^x]*$", False), ("^a", False), ("^a", True)):
+        whole = {
+            "type": "object",
+            "properties": {"a\n": INTEGER},
+            "patternProperties": {pattern: True},
+            "additionalProperties": more,
+        }
+        assert left_out(whole)[0] == "patternProperties"
+        assert not allows(whole, r'{"a\u000a":"x"}', strict=False)
+        assert allows(whole, r'{"a\n":1}', strict=False)
+    whole["patternProperties"] = {"^b$": True}
+    assert left_out(whole, strict=True) == []
+    assert not allows(whole, r'{"a\u000a":"x"}')
+
+
+def test_many_names_are_told_from_typed_others() -> None:
+    names = {f"name_of_a_property_{n}": INTEGER for n in range(60)}
+    whole = {"type": "object", "properties": names, "additionalProperties": STRINGS}
+    assert left_out(whole, strict=True) == []
+    assert allows(whole, '{"name_of_a_property_7":1,"name_of_a_property":"x"}')
+    assert not allows(whole, '{"name_of_a_property_59":"x"}')
+
+
+@pytest.mark.parametrize("inner", [OPEN, TYPED, BY_BEGINNING, OF_A_KIND])
 def test_a_known_name_is_not_spelled_anew_beside_large_numbers(inner: Any) -> None:
     large = {"type": "integer", "minimum": 2**53 + 1}
     whole = {"type": "object", "properties": {"n": large, "o": inner}, "required": ["n", "o"]}
