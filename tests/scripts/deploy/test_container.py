@@ -90,7 +90,8 @@ class Image:
             subprocess.run([*pip_of, "install", "--quiet", "pip"], check=True, timeout=INSTALL_S)
             self._own(folder / "venv")
         pip = self.bin / "pip"
-        pip.write_text(f"#!{self.bin}/python\nfrom pip._internal.cli.main import main\nmain()\n")
+        program = "import sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n"
+        pip.write_text(f"#!{self.bin}/python\n{program}")
         pip.chmod(0o755)
 
     def _own(self, folder: Path) -> None:
@@ -115,6 +116,8 @@ class Image:
                 *sources, target = rest.split()
                 for source in sources:
                     path = self.work / target
+                    if target.endswith("/") and (ROOT / source).is_file():
+                        path /= Path(source).name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     if (ROOT / source).is_dir():
                         no_caches = shutil.ignore_patterns("__pycache__")
