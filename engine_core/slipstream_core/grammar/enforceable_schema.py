@@ -136,8 +136,8 @@ def enforceable(
 
 
 class _Names(NamedTuple):
-    """What schemas say of the names of an object: those of properties and of patterns that ask for
-    one name, the beginnings that patterns ask for, and patterns that ask for more.
+    """The names that an object's schemas speak of: those of properties and of patterns that ask
+    for one name, the beginnings that patterns ask for, and patterns that ask for more.
     """
 
     whole: tuple[str, ...] = ()

@@ -241,7 +241,7 @@ class _Reader:
         return target
 
     def _counts(self) -> tuple[int, int | None] | None:
-        """How often the atom before stands; lazily or not is the same here."""
+        """The least and the largest count of the atom before; lazily or not is the same here."""
         simple: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
         each = self._peek()
         if each in simple:
@@ -441,7 +441,7 @@ def _smallest(
 
 
 def _expression(table: Sequence[dict[int, Ranges]], ends: set[int]) -> str | None:
-    """What leads from state 0 to one of `ends`; None if nothing does."""
+    """The expression of the ways from state 0 to one of `ends`; None if there are none."""
     start, end = -1, -2
     ways: dict[tuple[int, int], str] = {(start, 0): ""}
     for source, found in enumerate(table):
