@@ -60,6 +60,7 @@ def test_there_may_be_none_yet() -> None:
         ({"lora_modules": ["a=/x"]}, "lora_modules", "allowed: none without enable_lora"),
         ({"enable_lora": True, "lora_modules": ["a"]}, "lora_modules", "allowed: NAME=PATH"),
         ({"enable_lora": True, "lora_modules": ["a="]}, "lora_modules", "a path behind the name"),
+        ({"enable_lora": True, "lora_modules": ["a=/\udcff"]}, "lora_modules", "that is UTF-8"),
         ({"enable_lora": True, "lora_modules": ["=/x"]}, "lora_modules", "a name of 1 to 128"),
         ({"enable_lora": True, "lora_modules": ["a*=/x"]}, "lora_modules", "a name of 1 to 128"),
         ({"enable_lora": True, "lora_modules": ["a\n=/x"]}, "lora_modules", "a name of 1 to 128"),

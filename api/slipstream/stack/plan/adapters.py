@@ -96,4 +96,8 @@ def _modules(given: tuple[str, ...], served_names: Collection[str]) -> Iterator[
             raise wrong_option(_MODULES, each, "NAME=PATH, or an object as JSON")
         if not path:
             raise wrong_option(_MODULES, each, "a path behind the name")
+        try:
+            path.encode()
+        except UnicodeEncodeError:  # it is on the model's card
+            raise wrong_option(_MODULES, each, "a path that is UTF-8") from None
         yield name, path
