@@ -171,7 +171,6 @@ class EngineCounters:
                 num_drafts=self._num_drafts,
                 num_draft_tokens=self._num_draft_tokens,
                 num_accepted_tokens_per_pos=tuple(self._accepted.tolist()),
-                undrafted=dict(scheduler.undrafted),
             ),
             self.recent.spans(now),
         )

@@ -69,8 +69,10 @@ class GrammarBitmasks:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __contains__(self, row: int) -> bool:
-        return row in self._rows
+    def begins_at_once(self, row: int) -> bool:
+        """True if a row has a grammar that applies from its first output on."""
+        held = self._rows.get(row)
+        return held is not None and held.reasoning is None
 
     def add(
         self,

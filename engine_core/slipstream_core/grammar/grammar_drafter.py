@@ -3,6 +3,7 @@ drafter foresees, as far as the grammar allows it.
 
 - A model may spell what is forced otherwise. What arrives is compared with what was foreseen,
   drafted or not; the share of right ones, smoothed, decides as it does for other drafts.
+- Where reasoning is followed, the scheduler has no drafts where there are masks.
 - The masks behind the drafts of a row are filled when they are proposed: all tokens of the row are
   known then, and a draft that the grammar forbids is known to be wrong.
 """
@@ -57,7 +58,7 @@ class GrammarDrafter:
 
     def open(self, row: int, root: bytes, prompt_len: int) -> None:
         """See Drafter."""
-        if row in self._grammars:
+        if self._grammars.begins_at_once(row):
             self._rows.add(row)
         self._other.open(row, root, prompt_len)
 

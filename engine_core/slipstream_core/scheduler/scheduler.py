@@ -74,11 +74,6 @@ _UNBOUNDED = np.iinfo(np.int64).max
 _NO_ROWS: Int64s = np.empty(0, np.int64)
 
 
-def _why_undrafted(request: NewRequest) -> str | None:
-    """The kind of thing that a request asks for and drafts do not have yet; None if nothing."""
-    return None if request.reasoning is None else "reasoning"
-
-
 class Scheduler:
     """Plans steps over its requests and takes in what was sampled."""
 
@@ -141,7 +136,6 @@ class Scheduler:
         self._completer = SpanCompleter(self._requests, tokens)
         self._has_states = cache.has_states
         self._drafter = drafter
-        self._undrafted: dict[str, int] = {}
         self._step = 0
 
     @property
@@ -229,11 +223,6 @@ class Scheduler:
         """Tokens of admitted requests that were found in the prefix cache, and not computed."""
         return self._blocks.num_hit_tokens
 
-    @property
-    def undrafted(self) -> Mapping[str, int]:
-        """Requests that get no drafts, where others do, by what they ask for."""
-        return self._undrafted
-
     def adapters_in_use(self) -> tuple[Mapping[int, int], Mapping[int, int]]:
         """Numbers of requests by the place of their adapter: those that run, and that wait."""
         return self._requests.adapters_in_use()
@@ -281,11 +270,7 @@ class Scheduler:
         self._suspects.added(row)
         self._running_set.waiting.join(row)
         if self._drafter is not None:
-            why = _why_undrafted(request)
-            if why is None:
-                self._drafter.open(row, request.prefix_root, request.prompt_len)
-            else:
-                self._undrafted[why] = self._undrafted.get(why, 0) + 1
+            self._drafter.open(row, request.prefix_root, request.prompt_len)
 
     def remove(self, row: int) -> None:
         """Remove a request, running or waiting. Does nothing if it is not here."""
@@ -684,6 +669,10 @@ class Scheduler:
         bounded = np.flatnonzero(run_ahead != _UNBOUNDED)
         left = (run_ahead + ahead - known)[bounded] - 1
         most[bounded] = np.minimum(most[bounded], left)
+        if self._reasoning:  # what it leaves free is drafted; a grammar behind it is not
+            followed = np.flatnonzero([row in self._reasoning.by_row for row in rows.tolist()])
+            free = requests.masked_from[rows[followed]] - known[followed] - 1
+            most[followed] = np.minimum(most[followed], free)
         drafts = drafter.propose(decoding, np.maximum(most, 0), num_beside)
         if drafts is None:
             return None

@@ -82,10 +82,6 @@ class Scheduling(Protocol[TurnT]):
     def prefix_cache_hits(self) -> int:
         """Tokens of requests that were found in the prefix cache, and not computed."""
 
-    @property
-    def undrafted(self) -> Mapping[str, int]:
-        """Requests that get no drafts, where others do, by what they ask for."""
-
     def adapters_in_use(self) -> tuple[Mapping[int, int], Mapping[int, int]]:
         """Numbers of requests by the place of their adapter: those that run, and that wait."""
 

@@ -69,7 +69,6 @@ class VllmScheduler:
         self.snapshots = Snapshots(0)
         self.prefix_cache_queries = self.prefix_cache_hits = 0
         self.num_prompt_tokens_left = 0  # vLLM's own
-        self.undrafted: dict[str, int] = {}
         self._budget = logprob_budget
         self._requests: dict[int, NewRequest] = {}  # by row
         self._queue: list[tuple[int, int, int]] = []  # heap of priority, arrival, row

@@ -161,8 +161,7 @@ class CoreCounters(Struct, frozen=True, omit_defaults=True):
     num_state_snapshots_loaded: prefills that began with one; num_state_snapshots_evicted: replaced
     by newer ones.
     num_drafts: rows of steps that had drafts, num_draft_tokens in all; num_accepted_tokens_per_pos:
-    right ones by their place among a row's, the first one first. undrafted: admitted requests that
-    get none, where others do, by what they ask for.
+    right ones by their place among a row's, the first one first.
     device_busy_s: time with a step in flight; device_idle_s: time without one while there were
     requests.
     step_s: time of a step, from its launch or the end of the previous one; queue_s: from a
@@ -188,7 +187,6 @@ class CoreCounters(Struct, frozen=True, omit_defaults=True):
     num_drafts: Count = 0
     num_draft_tokens: Count = 0
     num_accepted_tokens_per_pos: Annotated[tuple[Count, ...], Meta(max_length=16)] = ()
-    undrafted: CountByName = {}
 
 
 class WorkerGauges(Struct, frozen=True, omit_defaults=True):

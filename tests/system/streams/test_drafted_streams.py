@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
+from tests.helpers.answer_stack import ANSWER
 from tests.helpers.mini_stack import MiniStack, Received
 from tests.helpers.told_drafts import ToldDrafts
 
@@ -21,7 +22,15 @@ from slipstream_core.config import SpeculativeConfig
 from slipstream_core.drafting.step_costs import StepCosts
 from slipstream_core.grammar.grammar_drafter import GrammarDrafter
 from slipstream_core.workers import sender
-from slipstream_ipc.messages import StructuredOutputs
+from slipstream_ipc.messages import (
+    AnswerOptions,
+    ChatMessage,
+    ReasoningIds,
+    SamplingParams,
+    StructuredOutputs,
+    Submit,
+)
+from slipstream_ipc.transport.codec import encode_params
 
 NUM_OUTPUTS = 40
 SCHEMA = {
@@ -32,6 +41,7 @@ SCHEMA = {
 }
 COMPACT = StructuredOutputs(json=SCHEMA, disable_any_whitespace=True)
 CODES = StructuredOutputs(regex="(ab|ba|[0-9]{2}){20,}")
+WITHOUT_CALLS = structs.replace(ANSWER, options=AnswerOptions(tool_choice="none"))
 KINDS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.8, "seed": 3},
@@ -246,3 +256,57 @@ def test_answers_given_before_are_drafted_where_prefixes_are_shared_alone(
     assert right[0] < 10
     assert right[1] > 80
     assert right[2] < 10
+
+
+def test_reasoning_that_is_followed_is_drafted_up_to_where_it_ends(
+    make_stack: Callable[..., MiniStack], tokenizer: Any, prompts: list[list[int]]
+) -> None:
+    """By itself, at a token that is sampled freely, or because its budget is spent."""
+    torch.set_num_threads(1)
+    ends = tuple(tokenizer.token_to_id(each) for each in (".", ",", "("))
+    ids = ReasoningIds("reasoning", (4,), ends)
+    settings: dict[str, Any] = SETTINGS | {"answer": WITHOUT_CALLS, "reasoning": ids}
+    asked: list[dict[str, Any]] = [
+        {"thinking_token_budget": 12},
+        {"thinking_token_budget": 3, "temperature": 1.0, "seed": 1, "logprobs": 1},
+        {"thinking_token_budget": 30, "temperature": 0.8, "seed": 2},
+        {"structured_outputs": COMPACT, "temperature": 1.0, "seed": 3},
+        {"structured_outputs": CODES, "thinking_token_budget": 9, "frequency_penalty": 0.4},
+        {"thinking_token_budget": 20, "repetition_penalty": 1.2, "temperature": 1.0, "seed": 5},
+        {"structured_outputs": COMPACT, "thinking_token_budget": 0},
+        {},
+    ]
+    texts: list[list[int]] = []
+    told = []
+    for most in (0, 1, 4, 16):
+        stack = make_stack(model=str(MODEL_PATH), **settings | {"speculative_config": None})
+        if most:
+            draft_with(stack, ToldDrafts(texts, 1 << 16, most, seed=most))
+        client = stack.client()
+        streams = []
+        for at, kind in enumerate(asked):
+            params = SamplingParams(**{"temperature": 0.0, "max_tokens": 60} | kind)
+            word = tokenizer.decode(prompts[at])
+            streams.append(
+                client.send_submit(
+                    Submit(
+                        at,
+                        bytes([at + 1]) * 16,
+                        encode_params(params),
+                        messages=(ChatMessage("user", word),),
+                        answer=AnswerOptions(),
+                    )
+                )
+            )
+        stack.until(partial(are_over, streams))
+        if not most:
+            texts = [
+                [*tokenizer.encode(tokenizer.decode(prompt)).ids, *it.token_ids]
+                for prompt, it in zip(prompts, streams, strict=False)
+            ]
+            for it, kind in zip(streams, asked, strict=True):
+                first = min(it.token_ids.index(each) for each in ends if each in it.token_ids)
+                assert first <= kind.get("thinking_token_budget", 60)
+        told.append([(it.token_ids, it.end, it.logprobs) for it in streams])
+        assert told[-1] == told[0], most
+        assert has_drafted(stack) == (most > 0)

@@ -172,14 +172,6 @@ def _core_metrics() -> Iterator[_Family]:
         },
         ("position",),
     )
-    yield _Family(
-        _Counter,
-        "spec_decode_undrafted_requests",
-        "Requests that get no drafts, where others do, by what they ask for.",
-        CoreNumbers,
-        lambda n: _by_label(n.counters.undrafted),
-        ("reason",),
-    )
     yield counter("generation_tokens", "Tokens sampled for outputs.", "num_sampled_tokens")
     yield counter(
         "computed_tokens",
