@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from slipstream_core.adapters.step_adapters import StepAdapters
 from slipstream_core.attention.interface import AttentionParams
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.attention.torch_backend import Scratch, TorchAttention
 from slipstream_core.kernels.cpu.kernels import Decode, Kernels, dense_rows
+from slipstream_core.kernels.cpu.step_adapters import StepAdapters
 from slipstream_core.step.plan import Int32s, Int64s
 
 

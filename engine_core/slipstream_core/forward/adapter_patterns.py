@@ -15,10 +15,10 @@ import torch
 from torch.fx import GraphModule
 
 from slipstream_core.adapters.sites import Site
-from slipstream_core.adapters.step_adapters import StepAdapters
 from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.interface import AttentionContext
 from slipstream_core.forward.projection import Coded, Dense, Projection, look_up, project
+from slipstream_core.kernels.cpu.step_adapters import StepAdapters
 from slipstream_core.states.flat_step import FlatContext, attention_of
 
 _EMBEDDINGS = (torch.ops.aten.embedding.default, look_up)

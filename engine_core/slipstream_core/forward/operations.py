@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_core.adapters.step_adapters import AdapterArguments
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.kernels.cpu.kernels import Kernels, dense
+from slipstream_core.kernels.cpu.step_adapters import AdapterArguments
 from slipstream_core.sharding.exchange import SharedExchange, check_exchange
 from slipstream_core.states.flat_step import MixingArguments
 
