@@ -44,6 +44,7 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 _MESSAGES = "/v1/messages"
+_UNKNOWN_MODEL = "model_not_found"
 _RETRY_SOON = ((b"retry-after", b"1"),)
 
 
@@ -143,7 +144,7 @@ def bad_field(param: str | None, message: str, code: str | None = None) -> ApiEr
 def unknown_model(name: str, served: str) -> ApiError:
     """404: the request names a model that is not served. served: what is, for the message."""
     message = f"model: got {name!r}, allowed: {served}"
-    return ApiError(404, message, param="model", code="model_not_found")
+    return ApiError(404, message, param="model", code=_UNKNOWN_MODEL)
 
 
 def unauthorized(was_given: bool) -> ApiError:
@@ -199,6 +200,8 @@ def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
             name, message = param_names.get(field or "", field), str(error)
             if field and name and message.startswith(f"{field}:"):
                 message = name + message.removeprefix(field)
+            if field == "model":  # an adapter that a front's list had still
+                return ApiError(404, message, param="model", code=_UNKNOWN_MODEL)
             theirs = _anthropic_message(fault)
             return ApiError(400, message, param=name, anthropic_message=theirs)
         case ConflictError():

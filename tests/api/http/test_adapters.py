@@ -19,6 +19,9 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import BadRequestError, Client, LoRARequest, Stack
 from slipstream.demo_model import MODEL_PATH
+from slipstream.errors import error_from
+from slipstream.http.api_errors import error_of
+from slipstream_ipc.errors import BadRequest
 
 pytestmark = pytest.mark.process
 
@@ -141,6 +144,15 @@ def test_a_name_that_is_not_served_is_told_those_that_are(stack: Stack) -> None:
     assert caught.value.code == 404
     said = json.loads(caught.value.read())["error"]["message"]
     assert "'slipstream-demo', 'alias', 'tone', 'team/sql'" in said
+
+
+def test_an_adapter_that_a_front_alone_knows_is_an_unknown_model() -> None:
+    """A replaced core has no adapter whose files are gone; fronts have the list of before."""
+    fault = BadRequest("model", "tone", "one of 'team/sql'").fault
+    found = error_of(error_from(fault), {})
+    fields = found.body.error
+    assert (found.status, fields.code, fields.param) == (404, "model_not_found", "model")
+    assert fields.message == "model: got 'tone', allowed: one of 'team/sql'"
 
 
 def test_lora_requests_are_vllms(stack: Stack, folders: dict[str, Path]) -> None:
