@@ -36,6 +36,7 @@ TOOLS = [
 ]
 NAMED = {"type": "function", "function": {"name": "write_note"}}
 AS_TEXT = {"type": "text"}
+HEADER = "x-slipstream-ignored-fields"
 TURNS = [{"role": "user", "content": "What is a list?"}]
 CHAT: dict[str, Any] = {
     "model": "demo",
@@ -135,6 +136,73 @@ def test_the_input_of_a_custom_tool_keeps_to_its_pattern(client: OpenAI) -> None
     [item] = answered.output
     assert (item.type, item.name) == ("custom_tool_call", "note_it")
     assert re.fullmatch(pattern, item.input)
+
+
+COSTLY = "(?:[^\\n]{0,3000}\\n)+"
+COMBINED = {"allOf": [{"anyOf": [{"required": [f"{n}{m}"]} for m in "abcde"]} for n in range(9)]}
+OF_COMBINED = {"type": "object", "properties": {"x": COMBINED}}
+
+
+def costly_tool(kind: str, *, is_chat: bool) -> dict[str, Any]:
+    """A tool whose grammar costs too much, as chats or as responses have it."""
+    if kind == "function":
+        given: dict[str, Any] = {"name": "costs", "parameters": OF_COMBINED, "strict": False}
+    else:
+        grammar = {"syntax": "regex", "definition": COSTLY}
+        of_format = {"grammar": grammar} if is_chat else grammar
+        given = {"name": "costs", "format": {"type": "grammar", **of_format}}
+    return {"type": kind, kind: given} if is_chat else {"type": kind, **given}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("format_name", "kind"),
+    [("qwen3_coder", "custom"), ("hermes", "custom"), ("hermes", "function")],
+)
+def test_what_costs_too_much_of_a_tool_is_left_out_and_named(
+    tmp_path: Path, format_name: str, kind: str
+) -> None:
+    """A custom tool's format where the model may call it, and a function's schema where it has to:
+    in chats and responses, whole and streamed.
+    """
+    write_tokenizer(tmp_path / "model", PLAYED_FORMATS[format_name])
+    model = f"simulated:step_ms=1,mode=chain,tokenizer={tmp_path / 'model'}"
+    forced = {"tool_choice": "required", "extra_body": {"stop_token_ids": [0]}}
+    kinds: dict[str, tuple[dict[str, Any], str]] = {
+        "custom": ({}, "tools.costs.parameters.properties.input.pattern"),
+        "function": (forced, "tools.costs.parameters"),
+    }
+    fields, path = kinds[kind]
+    with (
+        spareless_stack(
+            model, http_port=0, served_model_name="demo", tool_format=format_name
+        ) as stack,
+        OpenAI(
+            base_url=f"{stack.http_address}/v1", api_key="x", max_retries=0, timeout=PATIENCE_S
+        ) as client,
+    ):
+        chats = client.chat.completions.with_streaming_response
+        responses = client.responses.with_streaming_response
+        for is_stream in (False, True):
+            options: dict[str, Any] = {"model": "demo", "stream": is_stream, **fields}
+            tools: Any = [costly_tool(kind, is_chat=True)]
+            with chats.create(messages=TURNS, tools=tools, max_tokens=8, **options) as chat:  # type: ignore[arg-type]
+                assert chat.headers.get(HEADER) == path
+            tools = [costly_tool(kind, is_chat=False)]
+            with responses.create(
+                input="What is a list?", tools=tools, max_output_tokens=16, **options
+            ) as answered:
+                assert answered.headers.get(HEADER) == path
+        if kind == "function":
+            strict: Any = costly_tool(kind, is_chat=True)
+            strict["function"]["strict"] = True
+            with pytest.raises(openai.BadRequestError, match="schema too large"):
+                client.chat.completions.create(
+                    model="demo",
+                    messages=TURNS,  # type: ignore[arg-type]
+                    tools=[strict],
+                    **forced,  # type: ignore[call-overload]
+                )
 
 
 @pytest.mark.parametrize("seed", range(3))
