@@ -39,7 +39,7 @@ from slipstream_core.forward.projection import (
     project,
 )
 from slipstream_core.kernels.cpu.kernels import Kernels
-from slipstream_core.weights.coded_parameter import CodedParameter
+from slipstream_core.weights.coded_parameter import CodedParameter, dequantised
 
 AnyNode = Any  # torch.fx.Node, whose annotations would need a cast at every argument
 LinearParts = tuple[AnyNode, AnyNode, AnyNode]  # x, weight and bias or None
@@ -145,16 +145,17 @@ def attend_stored(
     return context.attend_stored(layer, query, params)
 
 
-def fuse(graph: GraphModule, kernels: Kernels) -> None:
-    """Apply the patterns of single products; `join` follows."""
+def fuse(graph: GraphModule, kernels: Kernels, others: Mapping[Any, Pattern] | None = None) -> None:
+    """Apply the patterns of single products, and `others`; `join` follows."""
     rewrite(
         graph,
         {
-            _aten.mm.default: as_linear,
-            _aten.addmm.default: as_linear,
+            **(others or {}),
+            _aten.mm.default: _as_any_linear,
+            _aten.addmm.default: _as_any_linear,
             _aten.embedding.default: _as_lookup,
             _aten.rsqrt.default: partial(_as_norm, kernels=kernels),
-            _aten.silu.default: partial(with_product, gate_mul=kernels.silu_mul, dims=(3, 4)),
+            _aten.silu.default: partial(with_product, gate_mul=kernels.silu_mul, dims=(2, 3, 4)),
             attend_by_its_context: partial(_tokens_first, kernels=kernels),
         },
     )
@@ -234,16 +235,40 @@ def as_linear(graph: GraphModule, node: AnyNode) -> None:
         as_projection(graph, back, (x, weight, bias))
 
 
+def _as_any_linear(graph: GraphModule, node: AnyNode) -> None:
+    """Replace a product by one projection, also of rows that stay [T, K]."""
+    as_linear(graph, node)
+    parts = linear_parts(node) if node.users else None
+    if parts is None:
+        return
+    flat, weight, bias = parts
+    nodes = graph.graph
+    with nodes.inserting_before(node):
+        if is_call(flat, _aten.view.default) and shape_of(flat.args[0]) == (1, *shape_of(flat)):
+            x = flat.args[0]
+        else:
+            x = nodes.call_function(_aten.unsqueeze.default, (flat, 0))
+            x.meta["val"] = flat.meta["val"].unsqueeze(0)
+        product = add_product(graph, x, _projection(graph, weight, bias))
+        product.meta["val"] = node.meta["val"].unsqueeze(0)
+        rows = nodes.call_function(_aten.select.int, (product, 0, 0))
+    rows.meta = dict(node.meta)
+    node.replace_all_uses_with(rows)
+
+
 def as_projection(graph: GraphModule, old: AnyNode, parts: LinearParts) -> None:
     """Let a projection take the place of `old`."""
     x, weight, bias = parts
-    matrix, added = getattr(graph, weight.target), bias and getattr(graph, bias.target)
-    is_coded = isinstance(matrix, CodedParameter)
-    projection = Coded([matrix], added) if is_coded else Dense(matrix, added)
     with graph.graph.inserting_before(old):
-        new = add_product(graph, x, projection)
+        new = add_product(graph, x, _projection(graph, weight, bias))
     new.meta = dict(old.meta)
     old.replace_all_uses_with(new)
+
+
+def _projection(graph: GraphModule, weight: AnyNode, bias: AnyNode | None) -> Projection:
+    matrix, added = getattr(graph, weight.target), bias and getattr(graph, bias.target)
+    is_coded = isinstance(matrix, CodedParameter)
+    return Coded([matrix], added) if is_coded else Dense(matrix, added)
 
 
 def _as_lookup(graph: GraphModule, node: AnyNode) -> None:
@@ -261,9 +286,7 @@ def _dequantise_others(graph: GraphModule) -> None:
     for node in graph.graph.find_nodes(op="get_attr"):
         matrix = getattr(graph, node.target)
         if isinstance(matrix, CodedParameter):
-            setattr(
-                graph, node.target, nn.Parameter(matrix.matrix.dequantised(), requires_grad=False)
-            )
+            setattr(graph, node.target, nn.Parameter(dequantised(matrix), requires_grad=False))
 
 
 def projection_of(graph: GraphModule, product: AnyNode) -> Projection:
@@ -384,7 +407,7 @@ def rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
     first dimensions of x with the others behind it.
     """
     if is_call(node, _aten.cat.default) and node.args[1:] in ((-1,), (3,)):
-        return _partial_rotation(node)
+        return _rotation_by_halves(node) or _partial_rotation(node)
     if not is_call(node, _aten.add.Tensor) or len(node.args) != 2 or node.kwargs:
         return None
     straight, crossed = node.args
@@ -409,6 +432,54 @@ def rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
         and dim == 2 * half
     )
     return (x, cos.args[0], sin.args[0]) if matches else None
+
+
+def _rotation_by_halves(node: AnyNode) -> tuple[AnyNode, AnyNode, AnyNode] | None:
+    """The same written as cat(a * cos - b * sin, b * cos + a * sin) of the halves a and b of x,
+    with cos and sin for one half, which then become those for both.
+    """
+    if len(node.args[0]) != 2:
+        return None
+    first, second = node.args[0]
+    if not is_call(first, _aten.sub.Tensor) or not is_call(second, _aten.add.Tensor):
+        return None
+    products = (*first.args, *second.args)
+    if len(products) != 4 or not all(is_call(each, _aten.mul.Tensor) for each in products):
+        return None
+    (a, cos), (b, sin), (again_b, again_cos), (again_a, again_sin) = (
+        each.args for each in products
+    )
+    if (a, b, cos, sin) != (again_a, again_b, again_cos, again_sin):
+        return None
+    if not (is_call(a, operator.getitem) and is_call(b, operator.getitem)):
+        return None
+    halves = a.args[0]
+    if b.args[0] is not halves or (a.args[1], b.args[1]) != (0, 1):
+        return None
+    if not is_call(halves, _aten.split.Tensor) or halves.args[2:] not in ((-1,), (3,)):
+        return None
+    x, width = halves.args[:2]
+    if shape_of(x)[-1] != 2 * width or shape_of(node) != shape_of(x):
+        return None
+    of_half = [each.args for each in (cos, sin) if is_call(each, _aten.unsqueeze.default)]
+    if len(of_half) != 2 or any(dim != 1 for _, dim in of_half):
+        return None
+    one, other = (each for each, _ in of_half)
+    if not shape_of(one) == shape_of(other) == (1, shape_of(x)[2], width):
+        return None
+    return x, _twice(one), _twice(other)
+
+
+def _twice(half: AnyNode) -> AnyNode:
+    """A tensor beside itself; one node for all who ask."""
+    for user in half.users:
+        if is_call(user, _aten.cat.default) and user.args == ([half, half], -1):
+            return user
+    with half.graph.inserting_after(half):
+        both = half.graph.call_function(_aten.cat.default, ([half, half], -1))
+    val = half.meta["val"]
+    both.meta["val"] = val.new_empty(*val.shape[:-1], 2 * val.shape[-1])
+    return both
 
 
 def _partial_rotation(node: AnyNode) -> tuple[AnyNode, AnyNode, AnyNode] | None:

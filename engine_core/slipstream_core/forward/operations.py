@@ -39,7 +39,9 @@ from slipstream_core.states.flat_step import MixingArguments
     RECUR,
     SCALE,
     ADAPT,
-) = range(15)
+    ROUTE,
+    EXPERTS,
+) = range(17)
 ACTIVATES, IS_DELTA, DECAYS_BY_KEY = 1, 2, 4  # flags
 
 _Pointer, _Int, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -91,9 +93,14 @@ class Operation:
         return {part.buffer for part in parts} - {NOTHING.buffer}
 
     @property
+    def written(self) -> tuple[Part, ...]:
+        """The parts that it writes, of buffers that it begins."""
+        return (self.out, self.d) if self.kind == EXPERTS else (self.out,)
+
+    @property
     def by_row(self) -> bool:
         """True if each row is computed from the same row of its inputs only."""
-        return self.kind not in (PRODUCT, ATTEND, SUM, CONVOLVE, RECUR)
+        return self.kind not in (PRODUCT, ATTEND, SUM, CONVOLVE, RECUR, EXPERTS)
 
 
 class _Operand(ctypes.Structure):

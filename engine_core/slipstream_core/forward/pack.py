@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from slipstream_core.forward.experts import mix
 from slipstream_core.forward.fuse import projection_of
 from slipstream_core.forward.projection import (
     Coded,
@@ -64,6 +65,17 @@ def pack(graph: GraphModule, kernels: Kernels) -> int:
             continue
         for matrix in matrices:
             if is_alone and matrix.numel() >= MIN_GIVEN_UP:
+                _give_up(graph, _storage(matrix))
+    for node in graph.graph.find_nodes(op="call_function", target=mix):
+        mixture = getattr(graph, node.args[3].target)
+        packed_mixture = mixture.packed(kernels)
+        if packed_mixture is None:
+            continue
+        with graph.graph.inserting_before(node):
+            node.update_arg(3, add_projection(graph, packed_mixture))
+        for matrix in (mixture.up, mixture.down):
+            num_bytes += matrix.nbytes
+            if readers[_storage(matrix)] == 1 and matrix.numel() >= MIN_GIVEN_UP:
                 _give_up(graph, _storage(matrix))
     for lookup in [each for each in graph.children() if isinstance(each, Lookup)]:
         if readers[_storage(lookup.weight)] == 1 and lookup.pack(kernels):

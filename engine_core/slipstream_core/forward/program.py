@@ -28,6 +28,8 @@ from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.attention.torch_backend import Scratch
 from slipstream_core.forward.adapter_patterns import adapt_by_context, adapters_of
+from slipstream_core.forward.expert_patterns import RouteForm
+from slipstream_core.forward.experts import PackedMixture, mix
 from slipstream_core.forward.fuse import attend_by_its_context, projection_of
 from slipstream_core.forward.mixer_patterns import convolve_by_context, recur_by_context
 from slipstream_core.forward.operations import (
@@ -38,6 +40,7 @@ from slipstream_core.forward.operations import (
     CONVOLVE,
     COPY,
     DECAYS_BY_KEY,
+    EXPERTS,
     IS_DELTA,
     MUL,
     NORM,
@@ -45,6 +48,7 @@ from slipstream_core.forward.operations import (
     PRODUCT,
     RECUR,
     ROTATE,
+    ROUTE,
     SCALE,
     SIGMOID,
     SILU_MUL,
@@ -55,7 +59,7 @@ from slipstream_core.forward.operations import (
     Part,
 )
 from slipstream_core.forward.projection import Packed, project
-from slipstream_core.kernels.cpu.kernels import Kernels
+from slipstream_core.kernels.cpu.kernels import SCORES, WEIGHS, Kernels
 from slipstream_core.sharding.collectives import shared_exchange
 from slipstream_core.states.flat_step import FlatContext, attention_of
 
@@ -93,6 +97,8 @@ class _Lowering:
             project: self._project,
             kernels.rotate: self._rotate,
             kernels.silu_mul: self._silu_mul,
+            kernels.route: self._route,
+            mix: self._mix,
             attend_by_its_context: self._attend,
             torch.ops.slipstream.sum_over_ranks.default: self._sum,
             torch.add: self._add,
@@ -216,19 +222,65 @@ class _Lowering:
         )
         return _Value(out, source.shape, flat=True)
 
+    def _route(
+        self, _: AnyNode, logits: AnyNode, bias: AnyNode | None, form: RouteForm, _dtype: Any
+    ) -> list[_Value]:
+        source = self._of(logits, flat=True)
+        (experts,) = source.shape
+        out = self._new(2 * form.num_chosen)
+        self.operations.append(
+            Operation(
+                ROUTE,
+                out,
+                source.part,
+                bias=None if bias is None else self._tensor(bias),
+                n=experts,
+                k=form.num_chosen,
+                heads=form.num_groups,
+                kv_heads=form.chosen_groups,
+                key_dim=form.best_of_group,
+                step=SCORES.index(form.scores),
+                flags=WEIGHS.index(form.weighs),
+                number=form.scale,
+                softcap=form.epsilon,
+            )
+        )
+        return [
+            _Value(Part(out.buffer, at), (form.num_chosen,), flat=True)
+            for at in (0, form.num_chosen)
+        ]
+
+    def _mix(self, _: AnyNode, x: AnyNode, ids: AnyNode, weights: AnyNode, held: AnyNode) -> _Value:
+        mixture = getattr(self._graph, held.target)
+        source, which, by = (self._of(each, flat=True) for each in (x, ids, weights))
+        if not isinstance(mixture, PackedMixture) or source.shape != (mixture.num_inputs,):
+            raise _Unknown
+        call, width = mixture.of_choices(which.shape[0])
+        scratch, out = self._new(width), self._new(mixture.num_outputs)
+        self.operations.append(
+            Operation(EXPERTS, out, source.part, by.part, which.part, scratch, weight=call)
+        )
+        return _Value(out, (mixture.num_outputs,), flat=True)
+
     def _silu_mul(self, _: AnyNode, gate: AnyNode, up: AnyNode) -> _Value:
-        one, other = self._of(gate), self._of(up)
+        one, other = self._alike(gate, up)
         if one.shape != other.shape:
             raise _Unknown
         n = math.prod(one.shape)
         out = self._new(n)
         self.operations.append(Operation(SILU_MUL, out, one.part, other.part, n=n))
-        return _Value(out, one.shape)
+        return one._replace(part=out)
+
+    def _alike(self, *nodes: AnyNode) -> list[_Value]:
+        """The values of nodes that are all flat, or all not."""
+        first = self.values.get(nodes[0])
+        flat = isinstance(first, _Value) and first.flat
+        return [self._of(each, flat=flat) for each in nodes]
 
     def _mul(self, _: AnyNode, x: AnyNode, y: AnyNode | float) -> _Value:
         if getattr(x, "op", None) == "get_attr":
             x, y = y, x
-        one = self._of(x)
+        (one,) = self._alike(x)
         n = math.prod(one.shape)
         if not isinstance(y, Node) and y == 1:
             return one
@@ -242,23 +294,28 @@ class _Lowering:
                 raise _Unknown
             operation = Operation(MUL, self._new(n), one.part, weight=factor, n=n)
         else:
-            other = self._of(y)
-            if len(one.shape) == 2 and other.shape == (one.shape[0], 1):
-                heads, dim = one.shape
-                operation = Operation(SCALE, self._new(n), one.part, other.part, n=dim, heads=heads)
-            elif one.shape == other.shape:
+            one, other = self._alike(x, y)
+            if one.shape == (1,):
+                one, other = other, one
+            *heads, dim = one.shape
+            n = math.prod(one.shape)
+            if one.shape == other.shape:
                 operation = Operation(MUL, self._new(n), one.part, other.part, n=n)
+            elif other.shape == (*heads, 1) and len(heads) < 2:
+                operation = Operation(
+                    SCALE, self._new(n), one.part, other.part, n=dim, heads=math.prod(heads)
+                )
             else:
                 raise _Unknown
         self.operations.append(operation)
-        return _Value(operation.out, one.shape)
+        return one._replace(part=operation.out)
 
     def _of_each(self, kind: int, _: AnyNode, x: AnyNode) -> _Value:
-        source = self._of(x)
+        (source,) = self._alike(x)
         n = math.prod(source.shape)
         out = self._new(n)
         self.operations.append(Operation(kind, out, source.part, n=n))
-        return _Value(out, source.shape)
+        return source._replace(part=out)
 
     def _cat(self, _: AnyNode, parts: list[AnyNode], dim: int) -> _Value:
         """Parts that lie side by side, as those of joined products do."""
@@ -371,7 +428,7 @@ class _Lowering:
         sinks: AnyNode | None,
         is_latent: bool,
     ) -> _Value:
-        if context.op != "placeholder" or sinks is not None or is_latent:
+        if context.op != "placeholder" or is_latent:
             raise _Unknown
         a, b, c = (self._of(each, flat=True) for each in (query, key, value))
         (heads, key_dim), (kv_heads, value_dim) = a.shape, c.shape
@@ -388,6 +445,7 @@ class _Lowering:
                 key_dim=key_dim,
                 value_dim=value_dim,
                 layer=layer,
+                bias=None if sinks is None else self._tensor(sinks),
                 window=window or 0,
                 number=scale,
                 softcap=softcap or 0.0,
@@ -412,7 +470,7 @@ class _Lowering:
     def _sum(self, _: AnyNode, x: AnyNode) -> _Value:
         if self.exchange is None:  # then torch's process group makes it
             raise _Unknown
-        source = self._of(x)
+        (source,) = self._alike(x)
         n = math.prod(source.shape)
         if source.part.at or self.widths[source.part.buffer] != n:  # rows side by side
             raise _Unknown
@@ -425,7 +483,10 @@ class _Lowering:
             raise _Unknown
         if y.op == "get_attr":
             return self._add_bias(x, y)
-        one, other = self._or_input(x), self._or_input(y)
+        if x in self.values and y in self.values:
+            one, other = self._alike(x, y)
+        else:
+            one, other = self._or_input(x), self._or_input(y)
         if one.shape != other.shape or len(one.shape) != 1:
             raise _Unknown
         out = self._new(one.shape[0])
@@ -434,9 +495,9 @@ class _Lowering:
             for node, value, more in ((x, one, other), (y, other, one)):
                 if value.part == last.out and self._is_product_alone(node, last, more):
                     self.operations[-1] = replace(last, out=out, c=more.part)
-                    return _Value(out, one.shape)
+                    return one._replace(part=out)
         self.operations.append(Operation(ADD, out, one.part, other.part, n=one.shape[0]))
-        return _Value(out, one.shape)
+        return one._replace(part=out)
 
     def _add_bias(self, x: AnyNode, bias: AnyNode) -> _Value:
         source, added = self._of(x), self._tensor(bias)
@@ -475,17 +536,23 @@ class _Lowering:
         return value
 
     def _view(self, _: AnyNode, x: AnyNode, sizes: list[Any]) -> _Value:
-        source = self._of(x, stepped=True)
-        one, tokens, *shape = sizes
-        is_tokens = getattr(tokens, "target", None) is torch.ops.aten.sym_size.int
-        if one != 1 or not is_tokens or not all(isinstance(n, int) for n in shape):
+        source = self.values.get(x)
+        if not isinstance(source, _Value):
             raise _Unknown
         whole = math.prod(source.shape)
+        is_flat = not _is_tokens(sizes[1]) and not (sizes[0] == 1 and sizes[1] == -1)
+        tokens, *shape = sizes if is_flat else sizes[1:]
+        if not is_flat and sizes[0] != 1:
+            raise _Unknown
+        if tokens == -1 and math.prod(shape) != whole:  # of something else than tokens
+            raise _Unknown
+        if not (_is_tokens(tokens) or tokens == -1) or not all(isinstance(n, int) for n in shape):
+            raise _Unknown
         known = math.prod(n for n in shape if n != -1)
         shape = [whole // known if n == -1 else n for n in shape]
         if math.prod(shape) != whole or (source.step and tuple(shape) != source.shape):
             raise _Unknown
-        return source._replace(shape=tuple(shape))
+        return source._replace(shape=tuple(shape), flat=is_flat)
 
     def _split_evenly(self, _: AnyNode, x: AnyNode, size: int, dim: int) -> list[_Value]:
         """Parts of the last dimension, of each head's if there are several."""
@@ -511,6 +578,11 @@ class _Lowering:
         if dim not in (-1, 2 + len(source.shape)):
             raise _Unknown
         return source._replace(shape=(*source.shape, 1))
+
+
+def _is_tokens(size: Any) -> bool:
+    """True of the number of tokens among the sizes of a recorded view."""
+    return getattr(size, "target", None) is torch.ops.aten.sym_size.int
 
 
 class DecodeGraph(NamedTuple):
@@ -584,21 +656,22 @@ def _program(lowering: _Lowering, kernels: Kernels, output: int) -> OperationLis
     free: dict[int, list[int]] = {}
     placed = []
     for index, each in enumerate(operations):
-        own, width = each.out.buffer, lowering.widths[each.out.buffer]
-        spare = free.get(width)
-        if own in indices:  # in place
-            pass
-        elif own != output and spare:
-            indices[own] = spare.pop()
-        else:
-            indices[own] = len(widths)
-            widths.append(width)
+        for own in (part.buffer for part in each.written):
+            width = lowering.widths[own]
+            spare = free.get(width)
+            if own in indices:  # in place
+                pass
+            elif own != output and spare:
+                indices[own] = spare.pop()
+            else:
+                indices[own] = len(widths)
+                widths.append(width)
         a, b, c, d, e, out = (
             part if part == NOTHING else Part(indices[part.buffer], part.at)
             for part in (each.a, each.b, each.c, each.d, each.e, each.out)
         )
         placed.append(replace(each, a=a, b=b, c=c, d=d, e=e, out=out))
-        for buffer in {*each.read, own}:
+        for buffer in {*each.read, each.out.buffer}:
             is_ours = indices[buffer] >= num_inputs
             if is_ours and last_use.get(buffer, index) == index:
                 free.setdefault(lowering.widths[buffer], []).append(indices[buffer])

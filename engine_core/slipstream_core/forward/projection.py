@@ -252,9 +252,9 @@ def look_up(ids: torch.Tensor, lookup: Lookup) -> torch.Tensor:
     return lookup.forward(ids)
 
 
-def add_projection(graph: GraphModule, projection: Projection | Lookup) -> Any:
+def add_projection(graph: GraphModule, projection: nn.Module) -> Any:
     """Give `projection` to the graph; returns its node, where nodes are inserted."""
-    num = sum(isinstance(each, Projection | Lookup) for each in graph.children())
+    num = sum(name.startswith("projection") for name, _ in graph.named_children())
     graph.add_submodule(f"projection{num}", projection)
     return graph.graph.get_attr(f"projection{num}")
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,15 @@ from slipstream_core.adapters.sites import Site, names_of_layers
 from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.interface import AttentionContext, AttentionParams
 from slipstream_core.forward.adapter_patterns import mark_sites
-from slipstream_core.forward.fuse import attend_by_context, by_number_of_tokens, fuse, join
+from slipstream_core.forward.expert_patterns import as_route
+from slipstream_core.forward.experts import ExpertsForm, Mixture, as_mixture, marked
+from slipstream_core.forward.fuse import (
+    Pattern,
+    attend_by_context,
+    by_number_of_tokens,
+    fuse,
+    join,
+)
 from slipstream_core.forward.mixer_patterns import fold, mix_by_context, tokens_second
 from slipstream_core.forward.operations import OperationList
 from slipstream_core.forward.pack import pack
@@ -147,14 +156,15 @@ def trace(
     plain = eager(module)
     traced, failed = None, None
     try:
-        graph = record_forward(module, states=states)
+        with marked(module) as forms:
+            graph = record_forward(module, states=states)
         if states:
             fold(graph)
             tokens_second(graph, TOKENS)
         by_number_of_tokens(graph, tokens=TOKENS, kept=KEPT)
         attend_by_context(graph)
         mix_by_context(graph)
-        fuse(graph, kernels)
+        fuse(graph, kernels, _patterns(kernels, forms))
         if sites is not None:
             sites.clear()  # of an attempt before, with other numbers
             sites.update(mark_sites(graph, names_of_layers(module), kept=KEPT))
@@ -174,6 +184,15 @@ def trace(
     traced = _with_packed(graph, traced, kernels, vocab_size, agree, states)
     logger.debug("traced the forward pass in %.1f s", time.monotonic() - started)
     return traced
+
+
+def _patterns(kernels: Kernels, forms: list[ExpertsForm]) -> dict[Any, Pattern]:
+    """Patterns of experts."""
+    ops: Any = kernels
+    return {
+        torch.ops.aten.topk.default: partial(as_route, ops=ops),
+        torch.ops.slipstream.experts.default: partial(as_mixture, forms=forms),
+    }
 
 
 def kernels_mix(
@@ -298,7 +317,7 @@ def _with_decodes(
     failed = _trials(traced, of_decodes, vocab_size, agree, contexts)
     if failed is not None:
         raise failed
-    products = (each for each in decode.module.modules() if isinstance(each, Projection))
+    products = (each for each in decode.module.modules() if isinstance(each, Projection | Mixture))
     has_exact_rows = all(isinstance(each, Packed) for each in products)
     return DecodesInOneCall(traced, of_decodes, decode.program, has_exact_rows=has_exact_rows)
 

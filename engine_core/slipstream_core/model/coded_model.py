@@ -1,23 +1,29 @@
 """Models on a CPU that computes in float32, whose matrices are coded parameters.
 
-The matrices of linear layers and embeddings of 16 bits remain the checkpoint's mapping, and may be
-quantised as they are loaded. Everything else becomes float32, which is small. Results are those of
-the dequantised matrices in float32, to the bit.
+The matrices of linear layers, embeddings and experts stay in 16 bits, where they lie in the
+mapping of the checkpoint, and may be quantised as they are loaded. Everything else becomes
+float32, which is small. Results are those of the dequantised matrices in float32, to the bit.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from slipstream_core.forward.experts import (
+    UnknownExpertsError,
+    compute_in_turn,
+    expert_parameters,
+    form_of,
+)
 from slipstream_core.model.checkpoint_files import TensorHeader
-from slipstream_core.weights.coded_matrix import of_tensor
+from slipstream_core.weights.coded_matrix import of_experts, of_tensor
 from slipstream_core.weights.coded_parameter import CodedParameter, replace_parameters
 from slipstream_core.weights.formats import BFLOAT16, FLOAT16, Format
 from slipstream_core.weights.mapped_memory import release
@@ -40,20 +46,31 @@ def dtype_of_matrices(headers: Mapping[str, TensorHeader], shell: nn.Module) -> 
 
 
 def has_more_than_matrices(shell: nn.Module) -> bool:
-    """True if a model has experts or convolutions, tensors of three dimensions."""
-    return any(parameter.dim() > 2 for parameter in shell.parameters())
+    """True if a model has convolutions, or experts whose form is not known."""
+    return sum(each.dim() > 2 for each in shell.parameters()) != len(_expert_names(shell))
+
+
+def _expert_names(shell: nn.Module) -> list[str]:
+    """The names of the matrices of experts whose form is known."""
+    names: list[str] = []
+    for name, module, _ in expert_parameters(shell):
+        with suppress(UnknownExpertsError):
+            form_of(module)
+            names.append(name)
+    return names
 
 
 def names_of_matrices(shell: nn.Module) -> list[str]:
-    """The names of the matrices of linear layers and embeddings, but for those that latent
+    """The names of the matrices of linear layers, embeddings and experts, but for those that latent
     attention takes the numbers of.
     """
-    return [
+    matrices = [
         f"{name}.weight" if name else "weight"
         for name, module in shell.named_modules()
         if (type(module) is nn.Linear or isinstance(module, nn.Embedding))
         and not name.endswith("kv_b_proj")
     ]
+    return matrices + _expert_names(shell)
 
 
 @contextmanager
@@ -83,21 +100,32 @@ def keep_codes(module: PreTrainedModel, names: list[str], quantization: str | No
     form = None if quantization is None else ONLINE[quantization]
     others: list[str] = []  # which the format is not for
     num_quantised = 0
+    has_coded_experts = False
     for name in names:
         weight = module.get_parameter(name)
+        is_turned = _is_turned(module, name)
+        num_inputs = weight.shape[-2 if is_turned else -1]
         if isinstance(weight, CodedParameter):  # tied to one before
             continue
-        if form is not None and not _has_whole_groups(form, weight):
+        experts = len(weight) if weight.dim() == 3 else 0
+        if form is not None and not _has_whole_groups(form, num_inputs):
             others.append(name)
-        if form is not None and _is_for(form, weight, ends):
-            coded = CodedParameter(quantised(weight, form))
+        if form is not None and _is_for(form, weight, num_inputs, ends):
+            rows = weight.transpose(1, 2) if is_turned else weight
+            coded = CodedParameter(
+                quantised(rows.reshape(-1, num_inputs), form), experts, is_turned=is_turned
+            )
             release(weight.data_ptr(), weight.nbytes)
             num_quantised += 1
         elif (own := _FORMATS.get(weight.dtype)) is not None:
-            coded = CodedParameter(of_tensor(weight, own))
+            matrix = of_experts(weight, own, is_turned) if experts else of_tensor(weight, own)
+            coded = CodedParameter(matrix, experts, is_turned=is_turned)
         else:
             continue
+        has_coded_experts |= experts > 0
         replace_parameters(module, {id(weight): coded})
+    if has_coded_experts:
+        compute_in_turn(module)
     if form is None or not others:
         return
     said = f"{len(others)} matrices, {others[0]} the first, have inputs in no whole groups"
@@ -108,12 +136,29 @@ def keep_codes(module: PreTrainedModel, names: list[str], quantization: str | No
 
 def quantised_bytes(shell: nn.Module, form: Format) -> int:
     """Bytes of all matrices in a format, those left out that it is not for."""
-    matrices = map(shell.get_parameter, names_of_matrices(shell))
+    total = 0
+    for name in names_of_matrices(shell):
+        weight = shell.get_parameter(name)
+        num_inputs = weight.shape[-2 if _is_turned(shell, name) else -1]
+        if _has_whole_groups(form, num_inputs):
+            total += weight.numel() // num_inputs * form.row_bytes(num_inputs)
+    return total
+
+
+def merged_bytes(shell: nn.Module, names: Collection[str], dtype: torch.dtype) -> int:
+    """Bytes of experts that a checkpoint with tensors of these names has one by one: they are put
+    together in memory of their own.
+    """
     return sum(
-        len(each) * form.row_bytes(each.shape[1])
-        for each in matrices
-        if _has_whole_groups(form, each)
+        dtype.itemsize * shell.get_parameter(name).numel()
+        for name in _expert_names(shell)
+        if name not in names
     )
+
+
+def _is_turned(module: nn.Module, name: str) -> bool:
+    """True of the parameters of experts that are [experts, inputs, outputs]."""
+    return bool(getattr(module.get_submodule(name.rpartition(".")[0]), "is_transposed", False))
 
 
 def _ends(module: PreTrainedModel) -> set[int]:
@@ -123,11 +168,11 @@ def _ends(module: PreTrainedModel) -> set[int]:
     return {id(each.weight) for each in both if each is not None}
 
 
-def _is_for(form: Format, weight: nn.Parameter, ends: set[int]) -> bool:
+def _is_for(form: Format, weight: nn.Parameter, num_inputs: int, ends: set[int]) -> bool:
     """True if a format is for this matrix: whole groups, or none of the ends."""
-    return id(weight) not in ends if form in WITHOUT_ENDS else _has_whole_groups(form, weight)
+    return id(weight) not in ends if form in WITHOUT_ENDS else _has_whole_groups(form, num_inputs)
 
 
-def _has_whole_groups(form: Format, weight: torch.Tensor) -> bool:
+def _has_whole_groups(form: Format, num_inputs: int) -> bool:
     is_cut = not form.group or form.values != "integer"
-    return is_cut or not weight.shape[1] % form.group
+    return is_cut or not num_inputs % form.group

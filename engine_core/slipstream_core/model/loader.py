@@ -352,7 +352,7 @@ def _not_online(
     if rank is not None:
         return "matrices that ranks share are not quantised; set tensor_parallel_size to 1"
     if not is_coded or has_more_than_matrices(shell):
-        return "experts and recurrent states are not quantised"
+        return "convolutions, recurrent states and experts of an unknown form are not quantised"
     return ""
 
 

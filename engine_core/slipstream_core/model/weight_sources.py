@@ -2,7 +2,7 @@
 
 Each of them gives a model whose parameters are tensors of the type that it computes in, or coded
 matrices where the model can compute with these: on a CPU that computes in float32, in models
-without experts and recurrent states.
+without recurrent states. A quantised checkpoint's experts are dequantised.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from slipstream_core.model.coded_model import (
     has_more_than_matrices,
     keep_codes,
     left_in,
+    merged_bytes,
     names_of_matrices,
     quantised_bytes,
 )
@@ -207,8 +208,12 @@ class _Checkpoint:
         if self._sixteen is None and self._online is None:
             return unmapped, unmapped
         kept = _once_coded(wanted, everything, self._sixteen, self._online)
-        # what is widened is there before it is coded
-        return kept, kept if self._sixteen is not None else max(kept, unmapped)
+        if self._sixteen is None:  # what is widened is there before it is coded
+            return kept, max(kept, unmapped)
+        folder = local_folder(wanted.source)
+        named = (folder and read_headers(folder)) or ()
+        merged = merged_bytes(wanted.shell, named, self._sixteen)
+        return (kept + merged if self._online is None else kept), kept + merged
 
     def load(self) -> PreTrainedModel:
         wanted = self._wanted
@@ -236,7 +241,7 @@ class _Quantised:
                 wanted.name, f"its weights cannot be read: {error}{incomplete(wanted.source)}"
             ) from error
         self._key_mapping = _renames(wanted, self._tensors.names)
-        if wanted.is_coded and not has_more_than_matrices(wanted.shell):
+        if wanted.is_coded and all(each.dim() < 3 for each in wanted.shell.parameters()):
             named = names_of_parameters(self._tensors.names, wanted.shell, self._key_mapping)
             matrices = set(filter(wanted.is_sliceable, names_of_matrices(wanted.shell)))
             self._tensors.keep_codes(lambda name: named.get(name) in matrices)

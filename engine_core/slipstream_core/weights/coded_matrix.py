@@ -7,7 +7,7 @@ of it is ever whole but the result that is asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -150,6 +150,37 @@ class CodedMatrix:
 
         return CodedMatrix(self.format, last - first, end - begin, read, piece.memory)
 
+    def reordered(self, order: NDArray[np.int64]) -> CodedMatrix:
+        """The outputs of these numbers, in this order; they stay where they are."""
+        memory = [array for piece in self._pieces for array in piece.memory]
+        return CodedMatrix(
+            self.format, len(order), self.num_inputs, lambda rows: self.codes(order[rows]), memory
+        )
+
+    def codes(self, ids: NDArray[np.int64]) -> Codes:
+        """The codes of the outputs of these numbers, in this order."""
+        if len(ids) and ids[-1] - ids[0] == len(ids) - 1 and (np.diff(ids) == 1).all():
+            start = 0
+            for piece in self._pieces:  # a view, where one has them side by side
+                first, last = int(ids[0]) - start, int(ids[-1]) - start + 1
+                if first >= 0 and last <= piece.num_outputs:
+                    return piece.read(slice(first, last))
+                start += piece.num_outputs
+        found: dict[str, NDArray[Any]] = {}
+        start = 0
+        for piece in self._pieces:
+            mine = np.flatnonzero((start <= ids) & (ids < start + piece.num_outputs))
+            part = piece.read(ids[mine] - start)
+            for field in fields(Codes):
+                array = getattr(part, field.name)
+                if array is not None:
+                    whole = found.setdefault(
+                        field.name, np.empty((len(ids), array.shape[1]), array.dtype)
+                    )
+                    whole[mine] = array
+            start += piece.num_outputs
+        return Codes(**found)
+
     def parts(self, multiple: int = 1) -> Iterator[tuple[int, Codes]]:
         """All rows in order: the number of the first, and the codes of some.
 
@@ -181,3 +212,20 @@ def of_tensor(weight: torch.Tensor, form: Format) -> CodedMatrix:
     bits = weight.detach().view(torch.uint16).numpy()
     num_outputs, num_inputs = bits.shape
     return CodedMatrix(form, num_outputs, num_inputs, lambda rows: Codes(bits[rows]), [bits])
+
+
+def of_experts(weight: torch.Tensor, form: Format, is_turned: bool) -> CodedMatrix:
+    """The outputs of all experts, one expert's behind the other's, of 16-bit numbers in the memory
+    of `weight` [experts, N, K], or [experts, K, N] where it is turned.
+    """
+    num_experts, num_outputs, num_inputs = weight.shape
+    if not is_turned:
+        return of_tensor(weight.view(-1, num_inputs), form)
+    num_inputs, num_outputs = num_outputs, num_inputs
+    bits = weight.detach().view(torch.uint16).numpy()
+
+    def read(rows: Rows) -> Codes:
+        ids = np.arange(num_experts * num_outputs)[rows]
+        return Codes(bits[ids // num_outputs, :, ids % num_outputs])
+
+    return CodedMatrix(form, num_experts * num_outputs, num_inputs, read, [bits])

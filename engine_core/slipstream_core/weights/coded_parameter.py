@@ -1,4 +1,5 @@
-"""A parameter [N, K] whose weights are a coded matrix, for modules that multiply or look up.
+"""A parameter [N, K], or of the matrices of several experts, whose weights are a coded matrix, for
+modules that multiply or look up.
 
 To a module it is float32 of that shape. `linear` and `embedding` compute with the dequantised
 matrix, a part of it at a time; its own numbers are NaN, so whatever else reads them is noticed. A
@@ -24,16 +25,25 @@ class CodedParameter(nn.Parameter):
     """It takes the memory of its codes alone."""
 
     matrix: CodedMatrix
+    is_turned: bool
 
-    def __new__(cls, matrix: CodedMatrix) -> CodedParameter:
-        """A parameter of the matrix's shape."""
-        number = torch.full((1, 1), torch.nan)
-        made = torch.Tensor._make_subclass(cls, number.expand(matrix.shape), False)
+    def __new__(
+        cls, matrix: CodedMatrix, experts: int = 0, *, is_turned: bool = False
+    ) -> CodedParameter:
+        """A parameter of the matrix's shape, or of several experts, whose outputs it has one
+        expert's behind the other's: [experts, N, K], or [experts, K, N] where it is turned.
+        """
+        shape: tuple[int, ...] = matrix.shape
+        if experts:
+            inner = (matrix.num_outputs // experts, matrix.num_inputs)
+            shape = (experts, *(inner[::-1] if is_turned else inner))
+        number = torch.full((1,) * len(shape), torch.nan)
+        made = torch.Tensor._make_subclass(cls, number.expand(shape), False)
         assert isinstance(made, cls)
-        made.matrix = matrix
+        made.matrix, made.is_turned = matrix, is_turned
         return made
 
-    def __init__(self, matrix: CodedMatrix) -> None:
+    def __init__(self, matrix: CodedMatrix, experts: int = 0, *, is_turned: bool = False) -> None:
         """Made already."""
 
     @property
@@ -66,6 +76,27 @@ def product(x: torch.Tensor, matrix: CodedMatrix, bias: torch.Tensor | None) -> 
     return y if bias is None else y + bias
 
 
+def expert_matrix(parameter: torch.Tensor, expert: int, is_turned: bool) -> torch.Tensor:
+    """The matrix [N, K] of one of a parameter's experts [experts, N, K], or [experts, K, N] where
+    it is turned.
+    """
+    if isinstance(parameter, CodedParameter):
+        num_outputs = parameter.matrix.num_outputs // len(parameter)
+        first = expert * num_outputs
+        return parameter.matrix.rows(torch.arange(first, first + num_outputs))
+    matrix = parameter[expert]
+    return matrix.t() if is_turned else matrix
+
+
+def dequantised(parameter: CodedParameter) -> torch.Tensor:
+    """Its weights in float32, of its shape."""
+    weights = parameter.matrix.dequantised()
+    if parameter.dim() == 2:
+        return weights
+    weights = weights.reshape(len(parameter), -1, parameter.matrix.num_inputs)
+    return weights.transpose(1, 2).contiguous() if parameter.is_turned else weights
+
+
 def coded_parameters(module: nn.Module) -> Iterator[CodedParameter]:
     """A module's coded parameters, each once."""
     return (each for each in module.parameters() if isinstance(each, CodedParameter))
@@ -82,5 +113,5 @@ def replace_parameters(module: nn.Module, by: dict[int, nn.Parameter]) -> None:
 def dequantise_parameters(module: nn.Module) -> None:
     """Replace a module's coded parameters by float32 ones."""
     for each in list(coded_parameters(module)):
-        plain = nn.Parameter(each.matrix.dequantised(), requires_grad=False)
+        plain = nn.Parameter(dequantised(each), requires_grad=False)
         replace_parameters(module, {id(each): plain})

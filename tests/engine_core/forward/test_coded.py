@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from slipstream_core.forward import trace
 from slipstream_core.forward.projection import Packed
@@ -44,6 +45,20 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "with biases": ("Qwen2", {}),
     "with norms of heads": ("Qwen3", {"head_dim": 16}),
     "fused": ("Phi3", {"pad_token_id": 0}),
+    "with experts": (
+        "Qwen3Moe",
+        {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
+    "with turned experts": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "pad_token_id": 0,
+            "layer_types": ["full_attention"] * 2,
+        },
+    ),
     "with scaled embeddings": ("Gemma2", {"head_dim": 16, "query_pre_attn_scalar": 16}),
 }
 
@@ -92,7 +107,9 @@ def test_16_bits_compute_what_float32_does(tmp_path: Path, kind: str, dtype: tor
 
 
 @pytest.mark.parametrize("quantization", ONLINE)
-@pytest.mark.parametrize("kind", ["llama", "tied", "with biases", "fused"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "tied", "with biases", "fused", "with experts", "with turned experts"]
+)
 def test_quantised_matrices_compute_what_the_dequantised_model_does(
     tmp_path: Path, kind: str, quantization: str
 ) -> None:
@@ -124,12 +141,23 @@ def test_quantised_matrices_take_the_bytes_of_their_codes(
 
 
 @pytest.mark.parametrize("quantization", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", ["llama", "with experts", "with turned experts"])
 def test_the_memory_of_quantised_weights_counts_their_scales(
-    tmp_path: Path, quantization: str
+    tmp_path: Path, kind: str, quantization: str
 ) -> None:
-    narrow, _ = _save(tmp_path, "llama", torch.bfloat16)
+    narrow, _ = _save(tmp_path, kind, torch.bfloat16)
     model = _load(narrow, quantization)
     assert model.kept_bytes == sum(each.nbytes for each in model.module.parameters())
+
+
+def test_experts_that_are_put_together_are_memory_of_their_own(tmp_path: Path) -> None:
+    narrow, _ = _save(tmp_path, "with experts", torch.bfloat16)
+    model = _load(narrow)
+    named = dict(model.module.named_parameters())
+    experts = sum(each.nbytes for each in named.values() if each.dim() == 3)
+    small = sum(each.nbytes for each in named.values() if not isinstance(each, CodedParameter))
+    assert experts
+    assert model.kept_bytes == experts + small
 
 
 def test_what_is_widened_before_it_is_coded_has_to_fit(
@@ -168,16 +196,15 @@ def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
             _load(narrow, named)
     with pytest.raises(ModelLoadError, match="a CPU that computes in float32 alone"):
         load_model(narrow, device="cpu", dtype="bfloat16", quantization="q8_0")
-    config = transformers.Qwen3MoeConfig(
-        **SHAPE, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
-    )
-    transformers.Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "experts")
-    with pytest.raises(ModelLoadError, match="experts and recurrent states are not quantised"):
-        _load(str(tmp_path / "experts"), "q8_0")
+    config = transformers.Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"])
+    transformers.Lfm2ForCausalLM(config).save_pretrained(tmp_path / "states")
+    with pytest.raises(ModelLoadError, match="convolutions, recurrent states and experts of an"):
+        _load(str(tmp_path / "states"), "q8_0")
 
 
-def test_a_module_computes_with_codes_as_it_is(tmp_path: Path) -> None:
-    narrow, wide = _save(tmp_path, "with biases", torch.bfloat16)
+@pytest.mark.parametrize("kind", ["with biases", "with experts", "with turned experts"])
+def test_a_module_computes_with_codes_as_it_is(tmp_path: Path, kind: str) -> None:
+    narrow, wide = _save(tmp_path, kind, torch.bfloat16)
     coded, plain = (trace.eager(_load(folder).module) for folder in (narrow, wide))
     torch.testing.assert_close(_logits(coded, 5), _logits(plain, 5), rtol=1e-5, atol=1e-5)
 
@@ -242,12 +269,17 @@ def test_a_checkpoint_of_several_types_is_widened(tmp_path: Path) -> None:
     assert torch.equal(module.get_output_embeddings().weight, wide)
 
 
-def test_experts_are_widened_as_before(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    config = transformers.Qwen3MoeConfig(
-        **SHAPE, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
+def test_experts_of_an_unknown_form_are_widened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow, wide = _save(tmp_path, "with experts", torch.bfloat16)
+    monkeypatch.setattr(
+        Qwen3MoeExperts, "_apply_gate", lambda _, both: both.chunk(2, dim=-1)[0].sin()
     )
-    transformers.Qwen3MoeForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
-    model = _load(str(tmp_path))
+    model, plain = _load(narrow), _load(wide)
     assert not list(coded_parameters(model.module))
     assert {each.dtype for each in model.module.parameters()} == {torch.float32}
+    assert KERNELS is not None
+    assert trace.trace(model.module, KERNELS, VOCAB) is None
+    one, other = (_logits(trace.eager(each.module), 5) for each in (model, plain))
+    assert torch.equal(one, other)

@@ -36,9 +36,11 @@ DRAFTED = {
 DRAFTED |= {"Qwen3", "Qwen3, YaRN rope", "Mistral, sliding window", "Ministral, sliding window"}
 DRAFTED |= {"Granite", "OLMo 2", "OLMo 3", "SmolLM3", "Seed-OSS", "Mistral 3, as text"}
 DRAFTED |= {"Qwen2-VL, as text", "Qwen2.5-VL, as text", "Qwen3-VL, as text", "LLaVA, as text"}
+DRAFTED |= {"Qwen3-MoE", "Qwen2-MoE", "Mixtral", "GPT-OSS", "Granite-MoE", "OLMoE", "GLM-4-MoE"}
+DRAFTED |= {"Qwen3-VL-MoE, as text"}
 QUICK = {"Llama", "Qwen3", "OLMo 2", "Qwen3-MoE", "Qwen3.5"}
-# experts, latents, states, operators of torch's in between
-UNDRAFTED = {"Qwen3-MoE", "DeepSeek V3 (MLA)", "Qwen3.5", "OPT"}
+# latents, states, operators of torch's in between
+UNDRAFTED = {"DeepSeek V3 (MLA)", "Qwen3.5", "OPT"}
 ALL = (*tiny_models.ARCHITECTURES, *tiny_models.WITHIN_LIMITS, *tiny_models.HYBRIDS)
 
 

@@ -16,7 +16,16 @@ _HEADERS = tuple(
 _SOURCES = tuple(
     map(
         Path(__file__).with_name,
-        ("adapters.c", "coded.c", "kernels.c", "mixing.c", "products.c", "program.c", "team.c"),
+        (
+            "adapters.c",
+            "coded.c",
+            "experts.c",
+            "kernels.c",
+            "mixing.c",
+            "products.c",
+            "program.c",
+            "team.c",
+        ),
     )
 )
 _FLAGS = ("-fno-math-errno", "-ffp-contract=fast", "-pthread")

@@ -104,6 +104,35 @@ typedef struct {
     int64_t apart;
 } Adapt;
 
+/* The experts that rows go to. */
+typedef struct {
+    const float *logits; /* [rows, experts], rows logits_row floats apart */
+    int64_t logits_row;
+    const float *bias;            /* [experts], added to scores to choose by, or NULL */
+    float *chosen_weights, *ids;  /* [rows, chosen]; ids are whole numbers */
+    int64_t rows, experts, chosen, scores, weighs;
+    int64_t groups, chosen_groups, best_of_group; /* experts are chosen from the best groups */
+    float scale, epsilon;                         /* of weights; of the sum they are divided by */
+} Route;
+
+/* y = sum over a row's choices of weight * down(activation(up(x))). */
+typedef struct {
+    const float *x; /* [rows, k], rows x_row floats apart */
+    int64_t x_row;
+    const float *weights, *ids; /* [rows, chosen]; ids are whole numbers below `experts` */
+    int64_t weights_row, ids_row;
+    const void *up, *down;     /* packed matrices [2 * inner, k], gates first, and [n, inner] */
+    int64_t up_bytes, down_bytes;          /* from one expert's to the next's */
+    const float *up_bias, *down_bias;      /* [experts, 2 * inner], [experts, n]; or NULL */
+    float *y;                              /* [rows, n], rows y_row floats apart */
+    int64_t y_row;
+    float *scratch; /* slipstream_experts_scratch(p) floats a row */
+    int64_t rows, experts, chosen, k, inner, n;
+    int64_t up_format, down_format;
+    int64_t is_gated, activation; /* not gated: [inner, k], and its square above zero */
+    float alpha, limit;           /* of the clamped one */
+} Experts;
+
 /* Stages of a job (team.h): attention has two, storing and attending, and a product has one. */
 Stage slipstream_attend_stage(const Decode *p, int64_t part, int64_t after);
 void slipstream_attend_work(const Decode *p, int64_t part, int64_t first, int64_t last);
@@ -114,6 +143,12 @@ Stage slipstream_convolve_stage(const Convolve *p, int64_t after);
 void slipstream_convolve_work(const Convolve *p, int64_t first, int64_t last);
 Stage slipstream_recur_stage(const Recur *p, int64_t after);
 void slipstream_recur_work(const Recur *p, int64_t first, int64_t last);
+
+#define EXPERT_STAGES 6
+Stage slipstream_experts_stage(const Experts *p, int64_t part, int64_t after);
+void slipstream_experts_work(const Experts *p, int64_t part, int64_t first, int64_t last);
+int64_t slipstream_experts_scratch(const Experts *p);
+void slipstream_route_row(const Route *r, const float *logits, float *weights, float *ids);
 
 void slipstream_norm_row(const float *in, const float *weight, float *out, int64_t dim,
                          float epsilon);

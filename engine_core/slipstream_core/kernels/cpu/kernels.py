@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,8 +25,14 @@ logger = logging.getLogger(__name__)
 
 _Pointer, _Int, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
+RouteNumbers = tuple[int, str, str, float, float, int, int, int]  # RouteForm's fields
+SCORES = ("logits", "softmax", "sigmoid")
+WEIGHS = ("scores", "sum", "softmax")
+ACTIVATIONS = ("silu", "gelu", "tanh gelu", "clamped swiglu")  # of gates
+
 _LINE = 16  # floats
 _LARGE = 1 << 18  # multiplications, about 20 µs
+_ROWS_AT_ONCE = 512  # of experts, whose scratch is several times that of their inputs
 _CHUNK = 1 << 14  # elements of a row-wise operation; ROW_CHUNK in kernels.h
 
 
@@ -169,6 +176,62 @@ class Adapt(ctypes.Structure):
     )
 
 
+class Route(ctypes.Structure):
+    """Route of kernels.h, which documents the fields."""
+
+    _fields_ = (
+        ("logits", _Pointer),
+        ("logits_row", _Int),
+        ("bias", _Pointer),
+        ("chosen_weights", _Pointer),
+        ("ids", _Pointer),
+        ("rows", _Int),
+        ("experts", _Int),
+        ("chosen", _Int),
+        ("scores", _Int),
+        ("weighs", _Int),
+        ("groups", _Int),
+        ("chosen_groups", _Int),
+        ("best_of_group", _Int),
+        ("scale", _Float),
+        ("epsilon", _Float),
+    )
+
+
+class Experts(ctypes.Structure):
+    """Experts of kernels.h, which documents the fields."""
+
+    _fields_ = (
+        ("x", _Pointer),
+        ("x_row", _Int),
+        ("weights", _Pointer),
+        ("ids", _Pointer),
+        ("weights_row", _Int),
+        ("ids_row", _Int),
+        ("up", _Pointer),
+        ("down", _Pointer),
+        ("up_bytes", _Int),
+        ("down_bytes", _Int),
+        ("up_bias", _Pointer),
+        ("down_bias", _Pointer),
+        ("y", _Pointer),
+        ("y_row", _Int),
+        ("scratch", _Pointer),
+        ("rows", _Int),
+        ("experts", _Int),
+        ("chosen", _Int),
+        ("k", _Int),
+        ("inner", _Int),
+        ("n", _Int),
+        ("up_format", _Int),
+        ("down_format", _Int),
+        ("is_gated", _Int),
+        ("activation", _Int),
+        ("alpha", _Float),
+        ("limit", _Float),
+    )
+
+
 class Kernels:
     """The library's functions. `attend`, `convolve`, `recur` and `adapt` take the address of the
     structure of that name (Decode), `run` an _OperationRun's.
@@ -218,6 +281,12 @@ class Kernels:
         self._coded_rows = holding.slipstream_coded_rows
         self._coded_rows.argtypes = (_Int, _Pointer, _Int, _Pointer, _Int, _Pointer)
         self._coded_rows.restype = None
+        self._route = releasing.slipstream_route
+        self._route.argtypes, self._route.restype = (_Pointer,), None
+        self._experts = releasing.slipstream_experts
+        self._experts.argtypes, self._experts.restype = (_Pointer,), None
+        self._experts_scratch = holding.slipstream_experts_scratch
+        self._experts_scratch.argtypes, self._experts_scratch.restype = (_Pointer,), _Int
         holding.slipstream_panel.argtypes, holding.slipstream_panel.restype = (), _Int
         self._panel: int = holding.slipstream_panel()
 
@@ -247,8 +316,12 @@ class Kernels:
         return output
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up, both [1, rows, dim] or [1, rows, heads, dim] with any row stride."""
+        """silu(gate) * up, both [rows, dim], [1, rows, dim] or [1, rows, heads, dim] with any row
+        stride.
+        """
         output = gate.new_empty(gate.shape)
+        if gate.dim() == 2:
+            gate, up = gate[None], up[None]
         gate, up = dense_rows(gate.flatten(2)), dense_rows(up.flatten(2))
         _, rows, dim = gate.shape
         self._silu_mul[gate.numel() > _CHUNK](
@@ -291,6 +364,31 @@ class Kernels:
         packed = room[-room.data_ptr() % (4 * _LINE) // 4 :][:size]
         self._pack(weight.data_ptr(), *weight.stride(), num_outputs, num_inputs, packed.data_ptr())
         return packed
+
+    def pack_each(self, matrices: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Copies of matrices [n, k], all of a size, as `pack` lays them: [matrices, numbers]."""
+        num_outputs, num_inputs = matrices[0].shape
+        size = -(-num_outputs // self._panel) * self._panel * num_inputs
+        room = _aligned(len(matrices) * _whole_lines(4 * size)).view(torch.float32)
+        packed = room.view(len(matrices), -1)
+        for weight, to in zip(matrices, packed, strict=True):
+            self._pack(weight.data_ptr(), *weight.stride(), num_outputs, num_inputs, to.data_ptr())
+        return packed
+
+    def pack_codes_each(self, matrices: Sequence[CodedMatrix]) -> tuple[torch.Tensor, int] | None:
+        """The same of matrices of codes, [matrices, bytes] uint8, as `pack_codes` lays them."""
+        form = matrices[0].format
+        number = panel_format(form)
+        if number is None:
+            return None
+        size = self._coded_bytes(number, *matrices[0].shape)
+        packed = _aligned(len(matrices) * _whole_lines(size)).view(len(matrices), -1)
+        table = table_of(form)
+        for matrix, to in zip(matrices, packed, strict=True):
+            if table is not None:
+                to[: 4 * _LINE].view(torch.float32).copy_(torch.tensor(table))
+            pack_into(to.data_ptr(), number, matrix, self._pack_codes)
+        return packed, number
 
     def pack_codes(self, matrix: CodedMatrix) -> tuple[torch.Tensor, int] | None:
         """A matrix in the layout that `product` takes, uint8, and its format's number there; None
@@ -351,6 +449,80 @@ class Kernels:
         is_large = rows * num_outputs * num_inputs > _LARGE
         self._product[is_large](ctypes.addressof(call))
         return y
+
+    def route(
+        self,
+        logits: torch.Tensor,
+        bias: torch.Tensor | None,
+        form: RouteNumbers,
+        _dtype: torch.dtype = torch.float32,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights and ids [T, chosen], ids as float32, of each token's experts, best first.
+
+        logits: [T, experts]. bias [experts] is added to the scores that they are chosen by.
+        """
+        chosen, scores, weighs, scale, epsilon, groups, chosen_groups, best_of_group = form
+        logits = dense_rows(logits)
+        num_tokens, num_experts = logits.shape
+        weights, ids = (logits.new_empty(num_tokens, chosen) for _ in range(2))
+        bias = None if bias is None else dense(bias)
+        call = Route(
+            logits=logits.data_ptr(),
+            logits_row=logits.stride(0),
+            bias=None if bias is None else bias.data_ptr(),
+            chosen_weights=weights.data_ptr(),
+            ids=ids.data_ptr(),
+            rows=num_tokens,
+            experts=num_experts,
+            chosen=chosen,
+            scores=SCORES.index(scores),
+            weighs=WEIGHS.index(weighs),
+            groups=groups,
+            chosen_groups=chosen_groups,
+            best_of_group=best_of_group,
+            scale=scale,
+            epsilon=epsilon,
+        )
+        self._route(ctypes.addressof(call))
+        return weights, ids
+
+    def experts_scratch(self, call: Experts) -> int:
+        """Floats of scratch that experts need for a row."""
+        width: int = self._experts_scratch(ctypes.addressof(call))
+        return width
+
+    def experts(
+        self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, call: Experts
+    ) -> torch.Tensor:
+        """The weighted sums [T, n] of what each token's experts make of x [T, k].
+
+        weights, ids: [T, chosen], ids of any type. call: with everything but rows and their memory.
+        """
+        x, weights, ids = dense_rows(x), dense_rows(weights), dense_rows(ids.to(torch.float32))
+        y = x.new_empty(len(x), call.n)
+        own = Experts.from_buffer_copy(call)
+        own.chosen = ids.shape[1]
+        width = self.experts_scratch(own)
+        scratch = x.new_empty(min(len(x), _ROWS_AT_ONCE) * width)
+        own.scratch = scratch.data_ptr()
+        own.x_row, own.y_row = x.stride(0), y.stride(0)
+        own.weights_row, own.ids_row = weights.stride(0), ids.stride(0)
+        for first in range(0, len(x), _ROWS_AT_ONCE):
+            own.rows = min(len(x) - first, _ROWS_AT_ONCE)
+            own.x, own.y = x[first:].data_ptr(), y[first:].data_ptr()
+            own.weights, own.ids = weights[first:].data_ptr(), ids[first:].data_ptr()
+            self._experts(ctypes.addressof(own))
+        return y
+
+
+def _whole_lines(num_bytes: int) -> int:
+    return -(-num_bytes // (4 * _LINE)) * 4 * _LINE
+
+
+def _aligned(num_bytes: int) -> torch.Tensor:
+    """Zeros, uint8, aligned to cache lines."""
+    room = torch.zeros(num_bytes + 4 * _LINE, dtype=torch.uint8)
+    return room[-room.data_ptr() % (4 * _LINE) :][:num_bytes]
 
 
 def _both(holding: Any, releasing: Any, argtypes: tuple[Any, ...]) -> tuple[Any, Any]:

@@ -32,10 +32,14 @@ enum {
     CONVOLVE,
     RECUR,
     SCALE,
-    ADAPT
+    ADAPT,
+    ROUTE,
+    EXPERTS
 };
 
 enum { ACTIVATES = 1, IS_DELTA = 2, DECAYS_BY_KEY = 4 }; /* flags: convolve; recur */
+
+#define STAGES 8 /* numbers of stages that an operation has */
 
 typedef struct {
     int64_t buffer, at; /* at: offset in a row; buffer -1: no value */
@@ -44,17 +48,21 @@ typedef struct {
 typedef struct {
     int64_t kind, together;
     Part a, b, c, out;   /* product: x, -, more; rotate: x, cosines, sines; attend, recur: q, k, v */
-    Part d, e;           /* recur: decay, strength */
-    const float *weight; /* norm; product: packed; add, mul: [n], in place of b; recur: skip */
-    const float *bias;
+    Part d, e;           /* recur: decay, strength; experts: d is scratch */
+    const float *weight; /* norm; product: packed; add, mul: [n], in place of b; recur: skip;
+                          * experts: an Experts, of which the rows' fields are filled in here */
+    const float *bias;   /* product, convolve, route; attend: sinks */
     int64_t n, k;        /* product; convolve: channels, taps; others: n numbers per row, or per head;
                           * rotate: k of them turn; sum: all of a row */
     int64_t heads, kv_heads, key_dim, value_dim; /* heads: norm, rotate, copy, scale,
-                                                  * attend, recur */
+                                                  * attend, recur;
+                                                  * route: groups, chosen, best of each */
     int64_t layer, window; /* layer: of the cache; convolve, recur: number of the state; adapt: site */
-    int64_t step, flags;   /* step: floats from one of a's heads to the next: norm, copy */
+    int64_t step, flags;   /* step: floats from one of a's heads to the next: norm, copy;
+                            * route: scores, weighs */
     int64_t format;        /* product: of its weight */
-    float number, softcap; /* norm: epsilon; attend, recur: scale; softcap of recur: epsilon */
+    float number, softcap; /* norm: epsilon; attend, recur, route: scale; softcap of recur and
+                            * route: epsilon */
 } Operation;
 
 typedef struct {
@@ -91,7 +99,7 @@ static Decode decode_of(const Run *r, const Operation *o) {
     d.key = AT(b), d.key_token = ROW(b), d.key_head = o->key_dim;
     d.value = AT(c), d.value_token = ROW(c), d.value_head = o->value_dim;
     d.keys = r->caches[2 * o->layer], d.values = r->caches[2 * o->layer + 1];
-    d.output = AT(out), d.sinks = 0;
+    d.output = AT(out), d.sinks = o->bias;
     d.heads = o->heads, d.kv_heads = o->kv_heads;
     d.key_dim = o->key_dim, d.value_dim = o->value_dim;
     d.chunk = 0, d.window = o->window, d.scale = o->number, d.softcap = o->softcap;
@@ -121,6 +129,25 @@ static Recur recur_of(const Run *r, const Operation *o) {
 static Adapt adapt_of(const Run *r, const Operation *o) {
     return (Adapt){AT(a), ROW(a), AT(out), ROW(out), r->rows, o->k, o->n,
                    r->adapters, r->adapted + o->layer, r->sites};
+}
+
+/* a: x; b: weights; c: ids. */
+static Experts experts_of(const Run *r, const Operation *o) {
+    Experts p = *(const Experts *)(const void *)o->weight;
+    p.x = AT(a), p.x_row = ROW(a);
+    p.weights = AT(b), p.weights_row = ROW(b);
+    p.ids = AT(c), p.ids_row = ROW(c);
+    p.y = AT(out), p.y_row = ROW(out);
+    p.scratch = AT(d);
+    p.rows = r->rows;
+    return p;
+}
+
+/* n: experts; k: chosen. Weights and, behind them, ids. */
+static Route route_of(const Operation *o) {
+    return (Route){.bias = o->bias, .experts = o->n, .chosen = o->k, .scores = o->step,
+                   .weighs = o->flags, .groups = o->heads, .chosen_groups = o->kv_heads,
+                   .best_of_group = o->key_dim, .scale = o->number, .epsilon = o->softcap};
 }
 
 /* Compute row t of an operation by row but ADAPT. */
@@ -165,6 +192,11 @@ static void of_row(const Run *r, const Operation *o, int64_t t) {
         for (int64_t h = 0; h < o->heads; h++)
             memcpy(out + h * o->n, a + h * o->step, sizeof(float) * o->n);
         break;
+    case ROUTE: {
+        Route route = route_of(o);
+        slipstream_route_row(&route, a, out, out + o->k);
+        break;
+    }
     case SILU_MUL:
         slipstream_silu_mul_row(a, AT(b) + t * ROW(b), out, o->n);
         break;
@@ -177,8 +209,8 @@ static int64_t now_ns(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-/* A stage's index is twice its operation's index, plus 1 for the second stage of attention. Fused
- * operations are one stage. */
+/* A stage's index is STAGES times its operation's index, plus the number of its stage: attention has
+ * two, experts have more. Fused operations are one stage. */
 static int64_t chain_end(const Run *r, int64_t at) {
     while (r->operations[at].together) at++;
     return at + 1;
@@ -186,56 +218,64 @@ static int64_t chain_end(const Run *r, int64_t at) {
 
 static Stage stage(const void *of, int64_t index) {
     const Run *r = of;
-    int64_t at = index / 2;
-    if (r->begun && index % 2 == 0) r->begun[at] = now_ns();
+    int64_t at = index / STAGES, behind = (at + 1) * STAGES;
+    if (r->begun && index % STAGES == 0) r->begun[at] = now_ns();
     if (at == r->count || *r->failed) return NO_STAGE;
     const Operation *o = r->operations + at;
     if (o->kind == PRODUCT) {
         Product p = product_of(r, o);
-        return slipstream_product_stage(&p, index + 2);
+        return slipstream_product_stage(&p, behind);
     }
     if (o->kind == ATTEND) {
         Decode d = decode_of(r, o);
-        return slipstream_attend_stage(&d, index % 2, index + 1);
+        return slipstream_attend_stage(&d, index % STAGES, index % STAGES ? behind : index + 1);
     }
     if (o->kind == CONVOLVE) {
         Convolve c = convolve_of(r, o);
-        return slipstream_convolve_stage(&c, index + 2);
+        return slipstream_convolve_stage(&c, behind);
     }
     if (o->kind == RECUR) {
         Recur c = recur_of(r, o);
-        return slipstream_recur_stage(&c, index + 2);
+        return slipstream_recur_stage(&c, behind);
     }
-    if (o->kind == SUM) return (Stage){1, 1, index + 2, 1};
+    if (o->kind == EXPERTS) {
+        Experts e = experts_of(r, o);
+        int64_t part = index % STAGES;
+        return slipstream_experts_stage(&e, part, part + 1 < EXPERT_STAGES ? index + 1 : behind);
+    }
+    if (o->kind == SUM) return (Stage){1, 1, behind, 1};
     int64_t end = chain_end(r, at), numbers = 0, adapts = 0;
     for (; o < r->operations + end; o++)
         if (o->kind != ADAPT)
             numbers += o->n * (o->heads ? o->heads : 1);
         else
             adapts |= r->adapters != 0;
-    if (adapts) return (Stage){r->rows, slipstream_adapt_chunk(r->rows), 2 * end};
-    return (Stage){r->rows, slipstream_row_chunk(numbers), 2 * end};
+    if (adapts) return (Stage){r->rows, slipstream_adapt_chunk(r->rows), STAGES * end};
+    return (Stage){r->rows, slipstream_row_chunk(numbers), STAGES * end};
 }
 
 static void work(const void *of, int64_t index, int64_t first, int64_t last) {
     const Run *r = of;
-    const Operation *o = r->operations + index / 2;
+    const Operation *o = r->operations + index / STAGES;
     if (o->kind == PRODUCT) {
         Product p = product_of(r, o);
         slipstream_product_work(&p, first, last);
     } else if (o->kind == ATTEND) {
         Decode d = decode_of(r, o);
-        slipstream_attend_work(&d, index % 2, first, last);
+        slipstream_attend_work(&d, index % STAGES, first, last);
     } else if (o->kind == CONVOLVE) {
         Convolve c = convolve_of(r, o);
         slipstream_convolve_work(&c, first, last);
     } else if (o->kind == RECUR) {
         Recur c = recur_of(r, o);
         slipstream_recur_work(&c, first, last);
+    } else if (o->kind == EXPERTS) {
+        Experts e = experts_of(r, o);
+        slipstream_experts_work(&e, index % STAGES, first, last);
     } else if (o->kind == SUM) {
         *r->failed = r->sum(r->exchange, AT(a), AT(out), r->rows * o->n);
     } else {
-        const Operation *end = r->operations + chain_end(r, index / 2);
+        const Operation *end = r->operations + chain_end(r, index / STAGES);
         while (o < end) { /* changes of several rows at a time; between them row by row */
             if (o->kind == ADAPT) {
                 Adapt a = adapt_of(r, o++);

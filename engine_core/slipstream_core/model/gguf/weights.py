@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from slipstream_core.forward.experts import compute_in_turn
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.gguf.blocks import (
     Order,
@@ -18,7 +19,7 @@ from slipstream_core.model.gguf.blocks import (
 )
 from slipstream_core.model.gguf.names import Parameter, UnknownTensorError, parameters_of
 from slipstream_core.model.gguf.reader import GGUFError, GGUFModel, Tensor, read_gguf
-from slipstream_core.weights.coded_parameter import CodedParameter
+from slipstream_core.weights.coded_parameter import CodedParameter, coded_parameters
 
 
 def load_weights(
@@ -48,8 +49,12 @@ def load_weights(
                     file, f"has tensor {parameter.tensors[0]!r}, which its configuration has not"
                 )
             first = model.tensors[parameter.tensors[0]]
-            weight: torch.nn.Parameter
-            if parameter.name in coded and is_coded(first):
+            weight: torch.nn.Parameter | None = None
+            if parameter.name in coded and len(first.shape) == 3:
+                weight = _coded_experts(file, model, parameter)
+            if weight is not None:
+                pass
+            elif parameter.name in coded and is_coded(first) and len(first.shape) == 2:
                 if not has_finite_scales(first):
                     problem = f"has in tensor {first.name!r} a scale that is not finite"
                     raise GGUFError(file, problem)
@@ -69,10 +74,36 @@ def load_weights(
     except (GGUFError, UnknownTensorError, OSError) as error:
         said = f"{file.name} has {error}" if isinstance(error, UnknownTensorError) else str(error)
         raise ModelLoadError(name, said) from error
+    if any(each.dim() == 3 for each in coded_parameters(module)):
+        compute_in_turn(module)
     module.tie_weights()
     left = [each for each, weight in module.named_parameters() if id(weight) not in filled]
     if left:
         raise ModelLoadError(name, f"{file.name} lacks {len(left)} weights, {left[0]} among them")
+
+
+def _coded_experts(file: Path, model: GGUFModel, parameter: Parameter) -> CodedParameter | None:
+    """The codes of experts, in transformers' order; None where a tensor has no codes, or another
+    format than that beside it.
+    """
+    tensors = [model.tensors[each] for each in parameter.tensors]
+    if not all(map(is_coded, tensors)):
+        return None
+    for each in tensors:
+        if not has_finite_scales(each):
+            raise GGUFError(file, f"has in tensor {each.name!r} a scale that is not finite")
+    first, *others = (coded_matrix(each, None) for each in tensors)
+    if any(each.format != first.format for each in others):
+        return None
+    num_experts, num_outputs, _ = tensors[0].shape
+    matrix = first
+    if others:
+        rows = np.arange(2 * num_experts * num_outputs).reshape(2, num_experts, num_outputs)
+        is_interleaved = parameter.layout == "interleaved"
+        order = rows.transpose(1, 2, 0) if is_interleaved else rows.transpose(1, 0, 2)
+        matrix = first.joined(others).reordered(np.ascontiguousarray(order).ravel())
+    is_turned = parameter.layout in ("interleaved", "turned")
+    return CodedParameter(matrix, num_experts, is_turned=is_turned)
 
 
 def _value(model: GGUFModel, parameter: Parameter, config: PreTrainedConfig) -> torch.Tensor:

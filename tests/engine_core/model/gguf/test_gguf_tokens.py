@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from slipstream_core.model.gguf.folder import unfold
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
-from slipstream_core.weights.coded_parameter import CodedParameter
+from slipstream_core.weights.coded_parameter import CodedParameter, dequantised
 
 NUM_TOKENS = 10
 PROMPTS = prompts_of(5, 23, 1, 40)
@@ -49,7 +49,7 @@ def check(file: Path, model: PreTrainedModel, cache: Path) -> None:
     for name, parameter in model.named_parameters():
         values = own[name]
         if isinstance(values, CodedParameter):
-            values = values.matrix.dequantised()
+            values = dequantised(values)
         assert torch.equal(parameter, values), name
     expected = generated(model)
     assert served(loaded) == expected
@@ -68,6 +68,20 @@ def test_each_architecture_computes_as_transformers_does(family: str, tmp_path: 
 def test_each_type_computes_as_its_dequantised_model(kind: str, tmp_path: Path) -> None:
     model = make_model("qwen3", **WIDE)
     check(write_gguf(tmp_path / "x.gguf", "qwen3", model, kind), model, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(("family", "kind"), [("qwen3moe", "Q4_0"), ("gpt-oss", "MXFP4")])
+def test_experts_keep_the_codes_of_the_file(family: str, kind: str, tmp_path: Path) -> None:
+    model = make_model(family)
+    file = write_gguf(tmp_path / "x.gguf", family, model, kind)
+    folder = unfold(file, cache=tmp_path / "cache")
+    loaded = load_model(str(folder), device="cpu", dtype="float32", max_model_len=256)
+    experts = [each for each in loaded.module.parameters() if each.ndim == 3]
+    assert experts
+    for each in experts:
+        assert isinstance(each, CodedParameter)
+        assert each.matrix.format.name == kind.lower()
+        assert 4 * each.nbytes < each.numel() * 4
 
 
 def test_matrices_keep_the_codes_of_the_file(tmp_path: Path) -> None:
