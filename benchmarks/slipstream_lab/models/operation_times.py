@@ -12,6 +12,7 @@ import numpy.typing as npt
 from slipstream_core.forward.operations import (
     ATTEND,
     CONVOLVE,
+    EXPERTS,
     PRODUCT,
     RECUR,
     SUM,
@@ -23,6 +24,7 @@ from slipstream_core.step.plan import StepPlan
 
 _PARTS = {
     PRODUCT: "products",
+    EXPERTS: "experts",
     ATTEND: "attention",
     CONVOLVE: "convolutions",
     RECUR: "recurrences",
