@@ -23,7 +23,17 @@ SHARED_KEY_HEADS = ("Llama", "Qwen2", "Qwen3-MoE", "Gemma 2", "Cohere, normed he
 ONE_CALL = (
     *("Llama", "Llama, llama3 rope", "Llama, tied embeddings", "Qwen2", "Qwen2, sliding window"),
     *("Qwen3", "Qwen3, YaRN rope", "Mistral, sliding window", "Ministral, sliding window"),
-    *("SmolLM3", "Seed-OSS", "Granite"),
+    *(
+        "SmolLM3",
+        "Seed-OSS",
+        "Granite",
+        "Qwen2-MoE",
+        "Qwen3-MoE",
+        "Mixtral",
+        "GPT-OSS",
+        "Granite-MoE",
+    ),
+    "GLM-4-MoE",
 )
 SERVED = [each for each in tiny_models.ARCHITECTURES if each.refused is None]
 AS_TEXT = [
