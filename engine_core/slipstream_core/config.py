@@ -96,6 +96,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `logprobs_gib` bounds the log-probabilities of all requests together; requests that find no room
     wait.
     `response_store_mib` bounds the kept answers that are held for workers that die.
+    `kv_cache_dtype` is how the cache holds keys and values (`attention/cache_formats.py`).
     `quantization` is how weights are coded (`weights/online.py`), or the checkpoint's own method.
     `hf_overrides` replaces parts of the model's config.json. `generation_config` is the folder that
     has the sampling defaults in its generation_config.json, auto for the model's, or vllm for none;
@@ -136,6 +137,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     trust_remote_code: bool = False
     hf_overrides: dict[str, Any] = {}
     quantization: str | None = None
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "int8_per_token_head"] = "auto"
     generation_config: str = "auto"
     override_generation_config: dict[str, float] = {}
     speculative_config: SpeculativeConfig | None = None

@@ -231,10 +231,8 @@ TAKEN = {
     "--disable-log-requests": {},
     "--quantization None": {"quantization": None},
     "--ctx-size 4k": {"max_model_len": 4000},
-    "--kv-cache-dtype auto --load-format hf --revision main": {
-        "load_format": "hf",
-        "revision": "main",
-    },
+    "--kv-cache-dtype fp8": {"kv_cache_dtype": "fp8"},
+    "--load-format hf --revision main": {"load_format": "hf", "revision": "main"},
     "--distributed-executor-backend mp --no-enable-chunked-prefill": {},
 }
 
@@ -318,10 +316,10 @@ def test_files_and_variables_hold_them_too(
     }
     assert len(found.notes) == 5, found.notes
     assert capsys.readouterr().err == ""
-    file.write_text("model: x\nkv-cache-dtype: fp8\n")
+    file.write_text("model: x\nkv-cache-dtype: nvfp4\n")
     with pytest.raises(SystemExit):
         parsed("--config", str(file))
-    assert ", line 2: kv-cache-dtype: got 'fp8', allowed: auto: " in capsys.readouterr().err
+    assert ", line 2: kv-cache-dtype: got 'nvfp4', allowed: " in capsys.readouterr().err
 
 
 def test_values_written_otherwise_are_of_options_of_the_same_name() -> None:

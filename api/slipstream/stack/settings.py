@@ -127,6 +127,15 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             to="core",
         ),
     ] = None
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8", "fp8_e4m3", "int8_per_token_head"],
+        _about(
+            MODEL,
+            "what the cache holds keys and values in; auto is --dtype; 8 bits on a CPU alone, in "
+            "float8 (fp8 is fp8_e4m3), or in integers with a scale for each token's head",
+            to="core",
+        ),
+    ] = "auto"
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         _about(MODEL, "where the model runs; auto is a GPU if there is one", to="core"),
@@ -786,6 +795,7 @@ class StackOptions(TypedDict, total=False):
         ]
         | None
     )
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "int8_per_token_head"]
     device: Literal["auto", "cpu", "cuda"]
     engine: Literal["slipstream", "vllm"]
     engine_args: str | dict[str, Any] | None

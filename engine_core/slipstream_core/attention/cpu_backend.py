@@ -3,6 +3,7 @@
 Decode rows go to the kernel, which follows block tables and lengths: nothing is gathered, padded,
 masked or sorted. Prefill rows go to TorchAttention, row by row, as torch is good at large products.
 
+- Codes of 8 bits are decoded as they are read. Prefill rows read back what they have stored.
 - The kernel reads only what a row has written, and TorchAttention cuts the blocks gathered for
   prefill rows at the row's length, so no block needs to be cleared when it is begun.
 - Columns and tables passed in must not change until the forward is done.
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from slipstream_core.attention.cache_formats import NUMBERS, CacheFormat
 from slipstream_core.attention.interface import AttentionParams
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.attention.torch_backend import Scratch, TorchAttention
@@ -47,6 +49,7 @@ class CpuContext:
         self._kernels = kernels
         self._layers = layers
         self._num_decodes = num_decodes
+        form: CacheFormat = layers[0].format if layers else "auto"
         assert block_tables.flags.c_contiguous
         self._columns = (  # kept alive: the kernel has their addresses
             np.ascontiguousarray(kv_slots, np.int64),
@@ -64,6 +67,7 @@ class CpuContext:
             lens=lens.ctypes.data,
             rows=num_decodes,
             block_size=block_size,
+            cache=NUMBERS[form],
         )
         self._at = ctypes.addressof(self._call)
         self._chunks: TorchAttention | None = None
@@ -77,6 +81,7 @@ class CpuContext:
                 block_size=block_size,
                 blocks_per_bucket=1,
                 scratch=scratch,
+                always_gathers=form != "auto",
             )
 
     @property

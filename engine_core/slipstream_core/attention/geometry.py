@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from slipstream_core.attention.cache_formats import CacheFormat, dtype_of, elements_of
 from slipstream_core.attention.interface import AttentionParams, TrialContext
 
 _META = torch.device("meta")
@@ -32,10 +33,11 @@ class LayerGeometry:
     has_sinks: bool
     is_latent: bool = False  # a value is the beginning of its key, and not cached itself
 
-    def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes of cache that one token takes in this layer."""
-        width = self.key_dim if self.is_latent else self.key_dim + self.value_dim
-        return self.num_kv_heads * width * dtype.itemsize
+    def bytes_per_token(self, dtype: torch.dtype, form: CacheFormat = "auto") -> int:
+        """Bytes of cache that a token takes in this layer of a model that computes in `dtype`."""
+        dims = (self.key_dim,) if self.is_latent else (self.key_dim, self.value_dim)
+        width = sum(elements_of(form, dim) for dim in dims)
+        return self.num_kv_heads * width * dtype_of(form, dtype).itemsize
 
 
 class GeometryRecorder(TrialContext):

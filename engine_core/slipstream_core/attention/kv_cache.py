@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
+from slipstream_core.attention.cache_formats import CacheFormat, dtype_of, elements_of
 from slipstream_core.attention.geometry import LayerGeometry
 
 
@@ -32,6 +33,7 @@ class LayerCache:
     key_blocks: torch.Tensor  # [num_blocks, block_size * num_kv_heads * key_dim]
     # [num_blocks, block_size * num_kv_heads * value_dim]; None: a value is the beginning of its key
     value_blocks: torch.Tensor | None
+    format: CacheFormat = "auto"  # of codes, `dim` is the number of bytes, and tensors are uint8
 
     @property
     def is_latent(self) -> bool:
@@ -64,21 +66,24 @@ def allocate(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    form: CacheFormat = "auto",
 ) -> list[LayerCache]:
     """Allocate zeroed caches of all layers."""
     layers = []
     for layer in geometry:
         parts = []
         for dim in (layer.key_dim,) if layer.is_latent else (layer.key_dim, layer.value_dim):
-            width = block_size * layer.num_kv_heads * dim
-            blocks = zeros(num_blocks * width, dtype, device).view(num_blocks, width)
-            parts.append((blocks.view(-1, layer.num_kv_heads, dim), blocks))
+            elements = elements_of(form, dim)
+            width = block_size * layer.num_kv_heads * elements
+            own = dtype_of(form, dtype)
+            blocks = zeros(num_blocks * width, own, device).view(num_blocks, width)
+            parts.append((blocks.view(-1, layer.num_kv_heads, elements), blocks))
         keys, key_blocks = parts[0]
         if layer.is_latent:
-            layers.append(LayerCache(keys, keys[..., : layer.value_dim], key_blocks, None))
+            layers.append(LayerCache(keys, keys[..., : layer.value_dim], key_blocks, None, form))
         else:
             values, value_blocks = parts[1]
-            layers.append(LayerCache(keys, values, key_blocks, value_blocks))
+            layers.append(LayerCache(keys, values, key_blocks, value_blocks, form))
     return layers
 
 

@@ -22,6 +22,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from slipstream_core.attention.block_tables import padded_rows
+from slipstream_core.attention.cache_formats import decoded
 from slipstream_core.attention.interface import AttentionParams
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.step.plan import Bools, Int32s, Int64s
@@ -55,12 +56,28 @@ class Scratch:
 
         The result is valid until the next call.
         """
+        if cache.format != "auto":
+            return self._gather_codes(cache, blocks, num_rows)
         self._keys, gathered = _gather(self._keys, cache.key_blocks, blocks)
         keys = gathered.view(num_rows, -1, *cache.keys.shape[1:]).transpose(1, 2)
         if cache.value_blocks is None:
             return keys, keys[..., : cache.values.shape[2]]
         self._values, gathered = _gather(self._values, cache.value_blocks, blocks)
         return keys, gathered.view(num_rows, -1, *cache.values.shape[1:]).transpose(1, 2)
+
+    def _gather_codes(
+        self, cache: LayerCache, blocks: torch.Tensor, num_rows: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of codes, in float32."""
+
+        def of(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+            codes = torch.index_select(memory, 0, blocks)
+            return decoded(cache.format, codes.view(num_rows, -1, *like.shape[1:])).transpose(1, 2)
+
+        keys = of(cache.key_blocks, cache.keys)
+        if cache.value_blocks is None:
+            return keys, keys[..., : cache.values.shape[2]]
+        return keys, of(cache.value_blocks, cache.values)
 
     def indices(self, blocks: Int32s) -> torch.Tensor:
         """Block numbers for gather(), flat and on the device."""
@@ -164,7 +181,9 @@ class TorchAttention:
         block_size: int,
         blocks_per_bucket: int,
         scratch: Scratch,
+        always_gathers: bool = False,
     ) -> None:
+        """always_gathers: False takes the keys of a whole prompt from the step itself."""
         self._scratch = scratch
         self._buckets = _buckets(
             kv_lens[:num_decodes],
@@ -179,7 +198,7 @@ class TorchAttention:
         for row in range(num_decodes, len(kv_lens)):
             kv_len, stop = int(kv_lens[row]), start + int(query_lens[row])
             blocks = None
-            if stop - start < kv_len:
+            if stop - start < kv_len or always_gathers:
                 blocks = scratch.indices(block_tables[slots[row], : -(-kv_len // block_size)])
             self._chunks.append(_Chunk(start, stop, kv_len, blocks))
             start = stop

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from slipstream_core.attention.cache_formats import CACHE_FORMATS
 from slipstream_core.config import CoreConfig
 from slipstream_core.model.tokenizer_file import find_folder
 from slipstream_core.step.plan import ModelInfo
@@ -46,6 +47,8 @@ def fingerprint_of(config: CoreConfig, info: ModelInfo) -> bytes:
         digest.update(msgspec.json.encode(config.hf_overrides, order="deterministic"))
     if config.quantization is not None:
         digest.update(config.quantization.encode())
+    if config.kv_cache_dtype != "auto":
+        digest.update(CACHE_FORMATS[config.kv_cache_dtype].encode())
     return _with_files(digest, config.model)
 
 

@@ -42,6 +42,7 @@ from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_accelerate_available
 
+from slipstream_core.attention.cache_formats import CacheFormat
 from slipstream_core.attention.chunked_layers import attend_in_chunks, scale_by_position
 from slipstream_core.attention.geometry import (
     LayerGeometry,
@@ -126,6 +127,7 @@ class LoadedModel:
     rank: Rank | None = None  # among several
     head_is_sliced: bool = False  # its logits are this rank's slice of the vocabulary
     states: tuple[MixerStates, ...] = ()  # of a row, in each mixer
+    cache_format: CacheFormat = "auto"  # of keys and values
     is_stepped: bool = False  # some mixer computes chunks that continue a row token by token
 
     @property

@@ -355,4 +355,5 @@ def blocks_in(model: LoadedModel, config: CoreConfig, num_bytes: int) -> int:
 
 def block_bytes(model: LoadedModel, block_size: int) -> int:
     """Bytes of cache that one block takes over all layers."""
-    return block_size * sum(layer.bytes_per_token(model.dtype) for layer in model.geometry)
+    form = model.cache_format
+    return block_size * sum(layer.bytes_per_token(model.dtype, form) for layer in model.geometry)

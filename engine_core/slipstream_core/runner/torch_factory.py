@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from slipstream_core.attention.cache_formats import CACHE_FORMATS
 from slipstream_core.config import CoreConfig
 from slipstream_core.kernels.card.triton_support import unready
 from slipstream_core.kernels.cpu.cpu_threads import num_cores
@@ -73,6 +74,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         quantization=config.quantization,
         rank=rank,
     )
+    model = replace(model, cache_format=CACHE_FORMATS[config.kv_cache_dtype])
 
     cache = 0
     if model.device.type == "cpu" and (config.num_blocks is None or model.states):

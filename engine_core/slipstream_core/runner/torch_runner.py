@@ -163,6 +163,7 @@ class TorchRunner:
             block_size=block_size,
             dtype=model.dtype,
             device=model.device,
+            form=model.cache_format,
         )
         self._scratch = Scratch(model.dtype, model.device)
         if copies is None and model.device.type == "cuda":
@@ -184,6 +185,8 @@ class TorchRunner:
         has_kernels = kernel_config.native and kernel_config.attention_backend == "auto"
         has_kernels &= is_cpu_float32 and self._triton is None
         self._kernels = kernels() if has_kernels else None
+        if model.cache_format != "auto" and self._kernels is None:
+            raise ModelLoadError(model.name, _no_codes(model, kernel_config))
         self._is_recorded = False
         self._mixes_by_kernels = False
         self._states: StatePool | None = None
@@ -608,3 +611,18 @@ def _of_all_columns(forward: Forward, width: int) -> Forward:
 def _widest(layers: Sequence[LayerCache]) -> int:
     """The most bytes that a block's keys take in a layer; 1 if none attends."""
     return max((layer.key_blocks[0].nbytes for layer in layers), default=1)
+
+
+def _no_codes(model: LoadedModel, config: KernelConfig) -> str:
+    """The reason why a cache of codes is not served."""
+    if model.device.type != "cpu":
+        why = "a card's kernels read keys and values in the model's dtype alone"
+    elif model.dtype != torch.float32:
+        why = f"the model computes in {str(model.dtype).removeprefix('torch.')}, not in float32"
+    elif not config.native or config.attention_backend != "auto":
+        why = (
+            "native is false or attention_backend is not auto, and torch's operators read no codes"
+        )
+    else:
+        why = "the C kernels, which read them, cannot be compiled here"
+    return f"kv_cache_dtype is {model.cache_format!r}, but {why}; allowed here: auto"

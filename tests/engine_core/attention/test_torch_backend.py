@@ -10,8 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.rounded_caches import encoded
 
 from slipstream_core.attention import kv_cache
+from slipstream_core.attention.cache_formats import CacheFormat, decoded
 from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.forward_context import ForwardContext
 from slipstream_core.attention.geometry import LayerGeometry
@@ -72,7 +74,9 @@ class Step:
     expected: torch.Tensor
 
 
-def make_step(case: Case, num_layers: int = 1, kernels: Kernels | None = None) -> Step:
+def make_step(
+    case: Case, num_layers: int = 1, kernels: Kernels | None = None, form: CacheFormat = "auto"
+) -> Step:
     is_latent = case.num_rotated is not None
     if case.num_rotated is not None:
         case = replace(case, num_kv_heads=1, key_dim=case.value_dim + case.num_rotated)
@@ -103,10 +107,15 @@ def make_step(case: Case, num_layers: int = 1, kernels: Kernels | None = None) -
         block_size=case.block_size,
         dtype=torch.float32,
         device=torch.device("cpu"),
+        form=form,
     )
     for layer in layers:  # what other requests left behind
-        layer.keys.normal_(0, 100)
-        layer.values.normal_(0, 100)
+        if form == "auto":
+            layer.keys.normal_(0, 100)
+            layer.values.normal_(0, 100)
+        else:
+            layer.keys.random_(0, 256)
+            layer.values.random_(0, 256)
     params = AttentionParams(
         scale=0.3,
         window=case.window,
@@ -128,10 +137,16 @@ def make_step(case: Case, num_layers: int = 1, kernels: Kernels | None = None) -
         if is_latent:
             value = key[..., : case.value_dim]
         for layer in layers:
-            layer.store(places[:before], key[:before], value[:before])
+            was = key[:before], value[:before]
+            layer.store(
+                places[:before], *was if form == "auto" else (encoded(form, x) for x in was)
+            )
         slots.append(places[before:])
         keys.append(key[before:])
         values.append(value[before:])
+        if form != "auto":
+            key, value = (decoded(form, encoded(form, each)) for each in (key, value))
+            value = key[..., : case.value_dim] if is_latent else value
         for i in range(count):
             end = before + i + 1
             expected.append(attend_one(query[start + i], key[:end], value[:end], params))
@@ -216,6 +231,41 @@ def test_the_kernel_equals_token_by_token(case: Case, turned: bool) -> None:
     for layer in (0, 1, 1):
         output = step.context.attend(layer, *tensors, step.params)
         torch.testing.assert_close(output, step.expected, atol=2e-5, rtol=1e-4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", ["fp8_e4m3", "int8_per_token_head"])
+@given(case=CASES)
+@settings(deadline=None, max_examples=100)
+def test_the_kernel_attends_to_what_codes_mean(form: CacheFormat, case: Case) -> None:
+    step = make_step(case, num_layers=2, kernels=kernels(), form=form)
+    for layer in (0, 1, 1):
+        output = step.context.attend(layer, step.query, step.key, step.value, step.params)
+        torch.testing.assert_close(output, step.expected, atol=2e-5, rtol=1e-4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", ["fp8_e4m3", "int8_per_token_head"])
+@pytest.mark.parametrize("dim", [3, 8, 12, 64, 100])
+def test_the_kernel_stores_the_codes_that_torch_makes(form: CacheFormat, dim: int) -> None:
+    case = Case(3, 2, dim, dim + 1, 4, [5, 9, 30], [(2, 40)], 1000, None, None, False, 1)
+    step = make_step(case, kernels=kernels(), form=form)
+    numbers = (
+        torch.randn(len(step.key), 3, dim) * torch.logspace(-30, 3, len(step.key))[:, None, None]
+    )
+    numbers[3, 1] = 0
+    numbers[4, 0, 1], numbers[5, 0, 1], numbers[6, 0, 1] = torch.nan, torch.inf, -torch.inf
+    numbers[7] = torch.arange(dim) * 0.5 * 2.0**-9  # halves of the smallest
+    numbers[8] = 16 + torch.arange(dim)  # between two, of which the even one is taken
+    step.context.attend(0, step.query, numbers, step.value, step.params)
+    cache, slots = step.context._layers[0], torch.from_numpy(step.context._columns[0])
+    stored, expected = cache.keys[slots], encoded(form, numbers)
+    found, meant = decoded(form, stored), decoded(form, expected)
+    assert torch.equal(found.isnan(), meant.isnan())
+    is_number = ~meant.isnan().any(-1)
+    assert torch.equal(stored[is_number], expected[is_number])
+    assert is_number.sum() >= is_number.numel() - 3
+    assert torch.equal(cache.values[slots], encoded(form, step.value))
 
 
 @needs_compiler

@@ -9,7 +9,8 @@
  */
 
 #include "kernels.h"
-#include "vectors.h"
+
+#include "coded.h"
 
 #define CHUNK 32     /* tokens per pass: their keys stay in L1 or L2 */
 #define FEW_HEADS 8  /* query heads to an item, if all have the same keys */
@@ -85,9 +86,63 @@ static void gather(const float *probs, const float *const *values, int n, int di
         for (int t = 0; t < n; t++) sum[i] += probs[t] * values[t][i];
 }
 
-/* Floats from one head's value to the next one's. */
-static int64_t value_step_of(const Decode *p) {
-    return p->values == p->keys ? p->key_dim : p->value_dim;
+enum { AS_FLOAT32, AS_E4M3, AS_INT8 }; /* of a cache */
+
+/* Bytes of a token's key or value of one head. */
+static int64_t bytes_of(const Decode *p, int64_t dim) {
+    return p->cache == AS_FLOAT32 ? 4 * dim : p->cache == AS_E4M3 ? dim : dim + 4;
+}
+
+static float largest_of(const float *x, int64_t n) {
+    float most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (!(fabsf(x[i]) < INFINITY)) return NAN;
+        most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+    }
+    return most;
+}
+
+/* To the nearest, of two the even one; what is too large becomes 448. */
+static uint8_t e4m3_of(float x) {
+    union { float value; uint32_t bits; } u = {fabsf(x)};
+    uint8_t sign = signbit(x) ? 0x80 : 0;
+    if (isnan(x)) return sign | 0x7f;
+    if (u.value > 448.0f) u.value = 448.0f;
+    if (u.value < 0x1p-6f) return sign | (uint8_t)rintf(u.value * 512.0f);
+    u.bits += 0x7ffff + (u.bits >> 20 & 1);
+    return sign | (uint8_t)((u.bits >> 20) - (120 << 3));
+}
+
+static void encode(const Decode *p, const float *x, int64_t dim, uint8_t *to) {
+    if (p->cache == AS_FLOAT32)
+        memcpy(to, x, sizeof(float) * dim);
+    else if (p->cache == AS_E4M3)
+        for (int64_t i = 0; i < dim; i++) to[i] = e4m3_of(x[i]);
+    else {
+        float scale = largest_of(x, dim) / 127.0f; /* of something infinite: no number at all */
+        for (int64_t i = 0; i < dim; i++)
+            to[i] = scale > 0 ? (uint8_t)(int8_t)rintf(x[i] / scale) : 0;
+        memcpy(to + dim, &scale, sizeof scale);
+    }
+}
+
+/* W numbers at once; codes behind `dim` are read as well where less than W are left, so they are
+ * copied. */
+static void decode(const Decode *p, const uint8_t *from, int64_t dim, float *out) {
+    float scale = 1;
+    if (p->cache == AS_INT8) memcpy(&scale, from + dim, sizeof scale);
+    for (int64_t i = 0; i < dim; i += W) {
+        uint8_t rest[W] = {0};
+        const uint8_t *at = from + i;
+        int64_t left = dim - i;
+        if (left < W) memcpy(rest, at, left), at = rest;
+        vec x;
+        if (p->cache == AS_E4M3)
+            x = of_float8s(1, at);
+        else
+            x = floats(of_int8s(at)) * scale;
+        memcpy(out + i, &x, sizeof(float) * (left < W ? left : W));
+    }
 }
 
 /* One row's query heads [first, last): softmax in one pass, chunk by chunk
@@ -95,7 +150,12 @@ static int64_t value_step_of(const Decode *p) {
 static void attend_row(const Decode *p, int64_t row, int64_t first, int64_t last) {
     int64_t group = p->heads / p->kv_heads, key_head = first / group;
     int num_heads = (int)(last - first), key_dim = (int)p->key_dim, value_dim = (int)p->value_dim;
-    int64_t value_step = value_step_of(p);
+    int is_coded = p->cache != AS_FLOAT32, is_latent = p->values == p->keys;
+    int64_t key_bytes = bytes_of(p, key_dim);
+    int64_t value_bytes = is_latent ? key_bytes : bytes_of(p, value_dim);
+    /* of the chunk's tokens, decoded for the query heads of one key head */
+    float decoded_keys[is_coded ? CHUNK * key_dim : 1];
+    float decoded_values[is_coded && !is_latent ? CHUNK * value_dim : 1];
     int64_t len = p->lens[row], token = p->window && p->window < len ? len - p->window : 0;
     if (p->chunk && (len - 1) / p->chunk * p->chunk > token) token = (len - 1) / p->chunk * p->chunk;
     const int32_t *table = p->tables + p->table_rows[row] * p->widest;
@@ -110,17 +170,31 @@ static void attend_row(const Decode *p, int64_t row, int64_t first, int64_t last
     memset(output, 0, sizeof(float) * num_heads * value_dim);
     while (token < len) {
         const float *keys[CHUNK], *values[CHUNK];
+        const uint8_t *key_at[CHUNK], *value_at[CHUNK];
         float scores[CHUNK];
         int n = 0;
         while (n < CHUNK && token < len) {
             int64_t offset = token % p->block_size;
             int64_t slot = (int64_t)table[token / p->block_size] * p->block_size + offset;
             for (; offset < p->block_size && n < CHUNK && token < len; offset++, slot++, token++) {
-                keys[n] = p->keys + (slot * p->kv_heads + key_head) * key_dim;
-                values[n++] = p->values + (slot * p->kv_heads + key_head) * value_step;
+                int64_t at = slot * p->kv_heads + key_head;
+                key_at[n] = (const uint8_t *)p->keys + at * key_bytes;
+                value_at[n++] = (const uint8_t *)p->values + at * value_bytes;
             }
         }
         for (int h = 0; h < num_heads; h++) {
+            if (h == 0 || (first + h) % group == 0)
+                for (int t = 0; t < n; t++) {
+                    if (h) key_at[t] += key_bytes, value_at[t] += value_bytes;
+                    keys[t] = (const float *)(const void *)key_at[t];
+                    values[t] = (const float *)(const void *)value_at[t];
+                    if (!is_coded) continue;
+                    decode(p, key_at[t], key_dim, decoded_keys + t * key_dim);
+                    keys[t] = values[t] = decoded_keys + t * key_dim;
+                    if (is_latent) continue;
+                    decode(p, value_at[t], value_dim, decoded_values + t * value_dim);
+                    values[t] = decoded_values + t * value_dim;
+                }
             score(query + h * p->query_head, keys, n, key_dim, p->scale, scores);
             if (p->softcap != 0)
                 for (int t = 0; t < n; t++) scores[t] = p->softcap * tanhf(scores[t] / p->softcap);
@@ -141,8 +215,6 @@ static void attend_row(const Decode *p, int64_t row, int64_t first, int64_t last
             for (int t = 0; t < n; t++) mass += scores[t];
             total[h] += mass;
             gather(scores, values, n, value_dim, sum);
-            if ((first + h + 1) % group == 0)
-                for (int t = 0; t < n; t++) keys[t] += key_dim, values[t] += value_step;
         }
     }
     for (int h = 0; h < num_heads; h++) {
@@ -178,12 +250,11 @@ void slipstream_attend_work(const Decode *p, int64_t part, int64_t first, int64_
     for (int64_t t = first; t < last; t++)
         for (int64_t h = 0; h < p->kv_heads; h++) {
             int64_t index = p->slots[t] * p->kv_heads + h;
-            memcpy(p->keys + index * p->key_dim, p->key + t * p->key_token + h * p->key_head,
-                   sizeof(float) * p->key_dim);
+            encode(p, p->key + t * p->key_token + h * p->key_head, p->key_dim,
+                   (uint8_t *)p->keys + index * bytes_of(p, p->key_dim));
             if (p->values != p->keys)
-                memcpy(p->values + index * p->value_dim,
-                       p->value + t * p->value_token + h * p->value_head,
-                       sizeof(float) * p->value_dim);
+                encode(p, p->value + t * p->value_token + h * p->value_head, p->value_dim,
+                       (uint8_t *)p->values + index * bytes_of(p, p->value_dim));
         }
 }
 

@@ -16,8 +16,8 @@ typedef struct {
     int64_t tokens;
     const float *query; /* [rows, heads, key_dim], strides in floats, the last is 1 */
     int64_t query_row, query_head;
-    float *keys, *values;       /* [slots, kv_heads, dim]; equal: a value begins its key, which
-                                 * alone is stored */
+    void *keys, *values;        /* [slots, kv_heads, dim], as `cache` has it; equal: a value begins
+                                 * its key, which alone is stored */
     const int32_t *tables;      /* of all batch slots, widest numbers apart */
     int64_t widest;
     const int64_t *table_rows; /* [rows]: whose tables they are */
@@ -28,6 +28,7 @@ typedef struct {
     int64_t window; /* tokens attended to; 0: all */
     int64_t chunk;  /* those before a multiple of this are not; 0: they are */
     float scale, softcap; /* softcap 0: none */
+    int64_t cache; /* 0: float32, 1: float8 e4m3, 2: int8, behind a head's of which is its scale */
 } Decode;
 
 /* y = (x W^T + bias) + more. */

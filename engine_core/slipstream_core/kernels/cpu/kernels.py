@@ -69,6 +69,7 @@ class Decode(ctypes.Structure):
         ("chunk", _Int),
         ("scale", _Float),
         ("softcap", _Float),
+        ("cache", _Int),
     )
 
 

@@ -70,7 +70,7 @@ typedef struct {
     int64_t count, rows;
     float *const *buffers;
     const int64_t *widths;
-    float *const *caches; /* by layer: keys, values */
+    void *const *caches; /* by layer: keys, values */
     const Decode *decode; /* the fields that are the same for all layers: slots, tables, lengths */
     int (*sum)(void *exchange, const float *x, float *y, int64_t n); /* of ranks; not 0: failed */
     void *exchange;

@@ -1,0 +1,45 @@
+"""How a cache holds keys and values: in the model's type, or as codes of 8 bits.
+
+- `fp8_e4m3`: each number by itself, to the nearest; what exceeds 448 becomes that.
+- `int8_per_token_head`: a token's key or value of one head has a float32 scale, the largest of its
+  numbers over 127, behind its codes.
+
+The names are vLLM's. What is stored is read back wherever it is used, also by the step that has
+computed it, so a result does not depend on how a prompt was cut into steps.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+CacheFormat = Literal["auto", "fp8_e4m3", "int8_per_token_head"]
+CACHE_FORMATS: dict[str, CacheFormat] = {
+    "auto": "auto",
+    "fp8": "fp8_e4m3",
+    "fp8_e4m3": "fp8_e4m3",
+    "int8_per_token_head": "int8_per_token_head",
+}
+"""Formats by the names that users give."""
+NUMBERS: dict[CacheFormat, int] = {"auto": 0, "fp8_e4m3": 1, "int8_per_token_head": 2}
+"""As Decode of kernels.h has them."""
+_SCALE_BYTES = 4
+
+
+def elements_of(form: CacheFormat, dim: int) -> int:
+    """Elements of the cache's tensor that `dim` numbers of one head take: bytes, of codes."""
+    return dim + _SCALE_BYTES if form == "int8_per_token_head" else dim
+
+
+def dtype_of(form: CacheFormat, dtype: torch.dtype) -> torch.dtype:
+    """The type of the cache's tensor, for a model that computes in `dtype`."""
+    return dtype if form == "auto" else torch.uint8
+
+
+def decoded(form: CacheFormat, codes: torch.Tensor) -> torch.Tensor:
+    """What is stored, in float32: [..., elements] uint8 gives [..., dim]."""
+    if form == "fp8_e4m3":
+        return codes.view(torch.float8_e4m3fn).float()
+    scales = codes[..., -_SCALE_BYTES:].contiguous().view(torch.float32)
+    return codes[..., :-_SCALE_BYTES].contiguous().view(torch.int8).float() * scales
