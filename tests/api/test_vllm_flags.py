@@ -233,6 +233,7 @@ TAKEN = {
     "--ctx-size 4k": {"max_model_len": 4000},
     "--kv-cache-dtype fp8": {"kv_cache_dtype": "fp8"},
     "--load-format hf --revision main": {"load_format": "hf", "revision": "main"},
+    "--kv-cache-dtype auto --revision main": {"kv_cache_dtype": "auto", "revision": "main"},
     "--distributed-executor-backend mp --no-enable-chunked-prefill": {},
 }
 
@@ -250,7 +251,7 @@ def test_spellings_that_people_use(line: str) -> None:
         ("--hf-token secret", "--hf-token: got '(not shown)', allowed: nothing: $HF_TOKEN"),
         ("--max-model-len 2.5K", "--max-model-len: got '2.5K', allowed: an integer >= 1"),
         ("--structured-outputs-config.x 1", "--structured-outputs-config.x: got '1', allowed: the"),
-        ("--kv-cache-dtype", "--kv-cache-dtype is missing: give a value"),
+        ("--cpu-offload-gb", "--cpu-offload-gb is missing: give a value"),
     ],
 )
 def test_what_is_refused_is_named_as_typed(
@@ -303,7 +304,7 @@ def test_files_and_variables_hold_them_too(
         "swap-space: 4\nno-enable-prefix-caching: true\n"
     )
     monkeypatch.setenv("SLIPSTREAM_REASONING_PARSER", "qwen3")
-    monkeypatch.setenv("SLIPSTREAM_KV_CACHE_DTYPE", "auto")
+    monkeypatch.setenv("SLIPSTREAM_CPU_OFFLOAD_GB", "0")
     found = parsed("--config", str(file))
     assert given_settings(found) == PLAIN | {
         "tool_format": "hermes",
