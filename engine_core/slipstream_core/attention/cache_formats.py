@@ -1,4 +1,4 @@
-"""How a cache holds keys and values: in the model's type, or as codes of 8 bits.
+"""The forms in which a cache holds keys and values: in the model's type, or as codes of 8 bits.
 
 - `fp8_e4m3`: each number by itself, to the nearest; what exceeds 448 becomes that.
 - `int8_per_token_head`: a token's key or value of one head has a float32 scale, the largest of its
@@ -38,7 +38,7 @@ def dtype_of(form: CacheFormat, dtype: torch.dtype) -> torch.dtype:
 
 
 def decoded(form: CacheFormat, codes: torch.Tensor) -> torch.Tensor:
-    """What is stored, in float32: [..., elements] uint8 gives [..., dim]."""
+    """The numbers that are stored, in float32: [..., elements] uint8 gives [..., dim]."""
     if form == "fp8_e4m3":
         return codes.view(torch.float8_e4m3fn).float()
     scales = codes[..., -_SCALE_BYTES:].contiguous().view(torch.float32)
