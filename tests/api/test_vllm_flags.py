@@ -317,10 +317,10 @@ def test_files_and_variables_hold_them_too(
     }
     assert len(found.notes) == 5, found.notes
     assert capsys.readouterr().err == ""
-    file.write_text("model: x\nkv-cache-dtype: nvfp4\n")
+    file.write_text("model: x\ncpu-offload-gb: 4\n")
     with pytest.raises(SystemExit):
         parsed("--config", str(file))
-    assert ", line 2: kv-cache-dtype: got 'nvfp4', allowed: " in capsys.readouterr().err
+    assert ", line 2: cpu-offload-gb: got '4', allowed: 0: " in capsys.readouterr().err
 
 
 def test_values_written_otherwise_are_of_options_of_the_same_name() -> None:
