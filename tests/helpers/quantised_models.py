@@ -185,28 +185,38 @@ def mxfp8(name: str, weight: torch.Tensor) -> Written:
 
 
 def gptq(
-    bits: int, *, group: int | None, plus: int = 1, ordered: bool = False, symmetric: bool = False
+    bits: int,
+    *,
+    group: int | None,
+    is_first: bool = True,
+    ordered: bool = False,
+    symmetric: bool = False,
 ) -> Callable[[str, torch.Tensor], Written]:
-    """GPTQ's layout, with zeros that are one less than they mean in its first version."""
+    """GPTQ's layout. In its first version words of zeros are less by a one in each place, which a
+    zero of 0 borrows from its neighbour (GPTQModel's convert_gptq_v2_to_v1_format_module).
+    """
 
     def write(name: str, weight: torch.Tensor) -> Written:
         rows, columns = weight.shape
         layer, size = name.removesuffix(".weight"), group or columns
         codes = _integers(name, 0, (1 << bits) - 1, columns, rows)  # inputs first
-        zeros = _integers(name + "z", 0, (1 << bits) - 2, columns // size, rows)
+        zeros = _integers(name + "z", 0, (1 << bits) - 1, columns // size, rows)
         if symmetric:
-            zeros = torch.full_like(zeros, (1 << (bits - 1)) - plus)
+            zeros = torch.full_like(zeros, 1 << (bits - 1))
+        packed = pack_words(zeros, bits)
+        if is_first:
+            packed = packed - sum(1 << bits * place for place in range(32 // bits))
         scale = _scales(name, columns // size, rows, dtype=torch.float16) * 16 / (1 << bits)
         group_of = torch.arange(columns) // size
         if ordered:
             group_of = group_of[torch.randperm(columns, generator=_generator(name))]
         found = {
             f"{layer}.qweight": pack_words(codes.T.contiguous(), bits).T.contiguous(),
-            f"{layer}.qzeros": pack_words(zeros, bits),
+            f"{layer}.qzeros": packed,
             f"{layer}.scales": scale,
             f"{layer}.g_idx": group_of.int(),
         }
-        mean = (codes - zeros[group_of] - plus).float() * scale.float()[group_of]
+        mean = (codes - zeros[group_of]).float() * scale.float()[group_of]
         return found, mean.T.contiguous()
 
     return write
@@ -378,7 +388,7 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[str, torch.Tensor], Written]]] 
     "gptq rows": ({"quant_method": "gptq", "bits": 4, "group_size": -1}, gptq(4, group=None)),
     "gptq v2": (
         {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "checkpoint_format": "gptq_v2"},
-        gptq(4, group=GROUP, plus=0),
+        gptq(4, group=GROUP, is_first=False),
     ),
     "gptq of 8 bits": (
         {"quant_method": "gptq", "bits": 8, "group_size": GROUP},

@@ -363,11 +363,16 @@ def test_a_layout_that_nothing_tells_is_refused(bits: int, tmp_path: Path) -> No
         _layout("x", 7, 1, bits, sizes, {})
 
 
-def test_zeros_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, *KINDS["gptq of 8 bits"])
+def test_a_zero_that_borrows_from_its_neighbour_is_given_back(tmp_path: Path) -> None:
+    """0x01010100, of the zeros 0, 1, 1 and 1, less 0x01010101 has all its bits."""
+    written = write_checkpoint(tmp_path, *KINDS["gptq of 8 bits"])[f"{LAYER}.weight"]
+    before = values_of(load(tmp_path))[f"{LAYER}.weight"]
+    assert torch.equal(before, written)
+    change_tensors(tmp_path, _with(f"{LAYER}.scales", torch.ones_like))
+    change_tensors(tmp_path, _with(f"{LAYER}.qweight", torch.zeros_like))
     change_tensors(tmp_path, _with(f"{LAYER}.qzeros", lambda x: x | -1))
-    with pytest.raises(ModelLoadError, match="zeros from 256 to 256, allowed: 0 to 255"):
-        load(tmp_path)
+    found = values_of(load(tmp_path))[f"{LAYER}.weight"]
+    assert torch.equal(found, -(torch.arange(192) % 4 > 0).float()[:, None].expand(192, 128))
 
 
 def test_the_first_of_groups_that_targets_a_layer_tells_its_settings(tmp_path: Path) -> None:

@@ -42,7 +42,6 @@ _MX_GROUP = 32
 _FIRST_DENSE = (0, 18)  # the release from which integers go over the borders of words
 _NARROW = 4  # bits that codes have at least
 _BYTE = 8
-_MOST_ZERO = 127  # of an int8
 _STRATEGIES = ("tensor", "channel", "group", "block")
 FORMATS = (
     "float-quantized",
@@ -177,7 +176,6 @@ def _packed(
     if f"{layer}.weight_g_idx" in tensors:
         used.add(f"{layer}.weight_g_idx")
     matrix = integer_matrix(
-        layer,
         bits,
         (num_outputs, num_inputs),
         scales,
@@ -190,7 +188,6 @@ def _packed(
 
 
 def integer_matrix(
-    name: str,
     bits: int,
     sizes: tuple[int, int],
     scales: Scales,
@@ -201,19 +198,14 @@ def integer_matrix(
 ) -> CodedMatrix:
     """The matrix [N, K] of a layer, of unsigned integers of so many bits.
 
-    zeros: [N, groups] of what is subtracted from them, half of their range if None. order: as of a
-    QuantisedWeight. Raises QuantisedWeightError.
+    zeros: uint8 [N, groups] of what is subtracted from them, half of their range if None. order: as
+    of a QuantisedWeight.
     """
     half = 1 << (bits - 1)
     is_byte = bits > 6
     if zeros is not None and (zeros == half).all():
         zeros = None
     shift = half if is_byte else 0
-    if zeros is not None and zeros.max() - shift > _MOST_ZERO:
-        raise QuantisedWeightError(
-            f"{name} has zeros from {zeros.min()} to {zeros.max()}, allowed: 0 to "
-            f"{_MOST_ZERO + shift}"
-        )
     own_zeros = None if zeros is None else (zeros.astype(np.int16) - shift).astype(np.int8)
     form = Format(
         f"int{bits}_{scales.number}",

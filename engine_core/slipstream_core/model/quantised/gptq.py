@@ -1,9 +1,10 @@
 """Weights of GPTQ and AWQ: integers in words of 32 bits, by groups of inputs.
 
 GPTQ packs along inputs, qweight [K * bits / 32, N]; AWQ along outputs, qweight [K, N / 8], the
-eight of a word in the order 0, 2, 4, 6, 1, 3, 5, 7. Zeros are packed along outputs in both. Of
-GPTQ's first version they are one less than what is subtracted; `checkpoint_format` gptq_v2 has them
-as they are (GPTQModel's `utils/model.py`). A layer with `desc_act` has its groups by g_idx.
+eight of a word in the order 0, 2, 4, 6, 1, 3, 5, 7. Zeros are packed along outputs in both.
+`checkpoint_format` gptq_v2 has them as they are; in GPTQ's first version a word of zeros is less by
+a one in each place, as one subtraction of 32 bits, so that a zero of 0 borrows from its neighbour
+(GPTQModel's `utils/model.py`). A layer with `desc_act` has its groups by g_idx.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _GPTQ_BITS = (2, 4, 8)
 _AWQ_BITS, _AWQ_EACH = 4, 8
 _AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # of each of eight outputs in its word
 _PACKED = ".qweight"
-_PLUS_ONE = {"gptq": 1, "gptq_v2": 0}
+_ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # a one in each place of a word
+_IS_FIRST = {"gptq": True, "gptq_v2": False}
 
 
 def read_gptq(tensors: Tensors, settings: Mapping[str, Any]) -> dict[str, QuantisedWeight]:
@@ -44,10 +46,10 @@ def read_gptq(tensors: Tensors, settings: Mapping[str, Any]) -> dict[str, Quanti
     if bits not in _GPTQ_BITS:
         raise QuantisedWeightError(f"bits is {bits!r}, allowed: 2, 4, 8")
     kind = settings.get("checkpoint_format") or settings.get("format") or "gptq"
-    if kind not in _PLUS_ONE:
+    if kind not in _IS_FIRST:
         raise QuantisedWeightError(f"checkpoint_format is {kind!r}, allowed: gptq, gptq_v2")
     return {
-        f"{layer}.weight": _gptq(tensors, layer, bits, size, _PLUS_ONE[kind])
+        f"{layer}.weight": _gptq(tensors, layer, bits, size, is_first=_IS_FIRST[kind])
         for layer in _layers(tensors)
     }
 
@@ -74,7 +76,7 @@ def _group_size(given: Any) -> int:
     return given
 
 
-def _gptq(tensors: Tensors, layer: str, bits: int, size: int, plus: int) -> QuantisedWeight:
+def _gptq(tensors: Tensors, layer: str, bits: int, size: int, *, is_first: bool) -> QuantisedWeight:
     names = {each: f"{layer}.{each}" for each in ("qweight", "qzeros", "scales", "g_idx")}
     each = _WORD_BITS // bits
     words = tensors.array(names["qweight"], "I32", ndim=2)
@@ -82,14 +84,16 @@ def _gptq(tensors: Tensors, layer: str, bits: int, size: int, plus: int) -> Quan
     scales, num_groups = _scales_by_column(tensors, names["scales"], num_inputs, num_outputs, size)
     packed = tensors.array(names["qzeros"], "I32", ndim=2)
     refuse_shape(names["qzeros"], packed.shape, (num_groups, -(-num_outputs // each)))
-    zeros = unpacked(packed, bits, num_outputs).astype(np.int16).T + plus
+    if is_first:
+        packed = (packed.view(np.uint32) + np.uint32(_ONES[bits])).view(np.int32)
+    zeros = unpacked(packed, bits, num_outputs).T
     order = order_of_groups(tensors, names["g_idx"], num_inputs, scales.group or num_inputs)
 
     def codes(rows: Rows) -> Array:
         return unpacked(np.ascontiguousarray(words[:, rows].T), bits, num_inputs)
 
     sizes = (num_outputs, num_inputs)
-    matrix = integer_matrix(layer, bits, sizes, scales, codes, zeros, order, [words])
+    matrix = integer_matrix(bits, sizes, scales, codes, zeros, order, [words])
     used = frozenset(name for name in names.values() if name in tensors)
     return QuantisedWeight(sizes, matrix, used, order)
 
@@ -114,7 +118,7 @@ def _awq(tensors: Tensors, layer: str, size: int) -> QuantisedWeight:
         return np.ascontiguousarray((some & np.uint32(15)).astype(np.uint8).T)
 
     sizes = (num_outputs, num_inputs)
-    matrix = integer_matrix(layer, _AWQ_BITS, sizes, scales, codes, zeros, None, [words])
+    matrix = integer_matrix(_AWQ_BITS, sizes, scales, codes, zeros, None, [words])
     return QuantisedWeight(sizes, matrix, frozenset(names.values()))
 
 
