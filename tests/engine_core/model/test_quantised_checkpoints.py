@@ -403,6 +403,54 @@ def test_the_first_of_groups_that_targets_a_layer_tells_its_settings(tmp_path: P
     assert bits["model.layers.1.mlp.down_proj.weight"] == 8
 
 
+EIGHT = KINDS["ct w8a16"]
+HEAD, DOWN = "lm_head", "down_proj"
+
+
+@pytest.mark.parametrize(
+    ("targets_of_four", "targets_of_eight", "is_eight", "first"),
+    [
+        (["Linear"], ["lm_head"], HEAD, "four"),
+        (["Linear"], ["lm_head"], HEAD, "eight"),
+        (["re:.*mlp.*", "Linear"], ["re:.*down_proj"], DOWN, "four"),
+        (["re:.*mlp.*", "Linear"], ["re:.*down_proj"], DOWN, "eight"),
+        (["re:model.*down_proj", "Linear"], ["re:.*down"], DOWN, "four"),
+        (["re:.*down_proj", "Linear"], ["re:.*down_proj"], DOWN, "four"),
+    ],
+)
+def test_groups_take_layers_as_the_package_gives_them(
+    targets_of_four: list[str],
+    targets_of_eight: list[str],
+    is_eight: str,
+    first: str,
+    tmp_path: Path,
+) -> None:
+    """Names, then patterns in the order of the alphabet, then classes; of a target in two groups
+    the group that comes last.
+    """
+    settings, write = KINDS["ct w4a16"]
+    groups = {
+        "four": settings["config_groups"]["group_0"] | {"targets": targets_of_four},
+        "eight": EIGHT[0]["config_groups"]["group_0"] | {"targets": targets_of_eight},
+    }
+    groups = {first: groups.pop(first), **groups}
+
+    def by_name(name: str, weight: torch.Tensor) -> Any:
+        return (EIGHT[1] if is_eight in name else write)(name, weight)
+
+    means = write_checkpoint(tmp_path, {**settings, "config_groups": groups}, by_name)
+    if is_eight == HEAD:
+        found, means["lm_head.weight"] = by_name("lm_head.weight", torch.ones(331, 128))
+
+        def with_head(tensors: Weights) -> None:
+            del tensors["lm_head.weight"]
+            tensors.update(found)
+
+        change_tensors(tmp_path, with_head)
+    for name, values in values_of(load(tmp_path)).items():
+        assert torch.equal(values, means[name]), name
+
+
 @pytest.mark.parametrize("sizes", [(96, 64), (80, 64), (128, 256)])
 @pytest.mark.parametrize("nested", [False, True])
 def test_blocks_of_bitsandbytes_run_over_rows_ends(

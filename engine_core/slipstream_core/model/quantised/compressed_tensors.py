@@ -2,8 +2,10 @@
 
 A weight is `scale * (code - zero point)`; with groups, of an input's group. Formats are those of
 the package's `compressors`: pack-quantized, int-quantized, float-quantized, naive-quantized,
-mxfp4-pack-quantized and mxfp8-quantized. The settings of a layer are those of the first group of
-`config_groups` that targets it: by its name before a pattern, by a pattern before its class.
+mxfp4-pack-quantized and mxfp8-quantized. The settings of a layer are those of the target in
+`config_groups` that is its name, or else of the first pattern that it matches, or else of its
+class. Patterns are in the order of the alphabet, not of the configuration; of a target that two
+groups have, the last of them counts (the package's `match_targets`, `apply_quantization_config`).
 
 Packed integers of 3, 5, 6 and 7 bits have two layouts under one name: up to the release 0.17 each
 word has whole integers, from 0.18 on integers go over the borders of words. The width of the
@@ -42,6 +44,8 @@ _MX_GROUP = 32
 _FIRST_DENSE = (0, 18)  # the release from which integers go over the borders of words
 _NARROW = 4  # bits that codes have at least
 _BYTE = 8
+_PATTERN = "re:"
+_CLASSES = ("Linear", "LinearBase")
 _STRATEGIES = ("tensor", "channel", "group", "block")
 FORMATS = (
     "float-quantized",
@@ -81,7 +85,7 @@ def read_compressed_tensors(
 
 
 def _groups(settings: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Targets and the settings of their layers, the most particular first."""
+    """Targets and the settings of their layers, in the order in which they count."""
     given = settings.get("config_groups")
     if not isinstance(given, Mapping) or not given:
         raise QuantisedWeightError(f"config_groups is {given!r}, allowed: groups of layers")
@@ -91,7 +95,7 @@ def _groups(settings: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
         raise QuantisedWeightError(
             f"sparsity_config has the format {kind!r}, allowed: none, or 'dense'"
         )
-    found = []
+    found = {}
     for name, group in given.items():
         weights = group.get("weights") if isinstance(group, Mapping) else None
         if weights is None:  # its layers have activations alone
@@ -101,13 +105,13 @@ def _groups(settings: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
         targets = group.get("targets")
         if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
             raise QuantisedWeightError(f"config_groups.{name}.targets is {targets!r}")
-        found += [(target, group) for target in targets]
-    return sorted(found, key=lambda each: _breadth(each[0]))
+        found.update(dict.fromkeys(targets, group))
+    return sorted(found.items(), key=lambda each: _order(each[0]))
 
 
-def _breadth(target: str) -> int:
-    """0 for a layer's name, 1 for a pattern of names, 2 for a class."""
-    return 1 if target.startswith("re:") else 2 if "." not in target else 0
+def _order(target: str) -> tuple[int, str]:
+    """Names of layers, patterns, classes; each by the alphabet."""
+    return 2 if target in _CLASSES else 1 if target.startswith(_PATTERN) else 0, target
 
 
 def _layers(tensors: Tensors) -> Iterator[str]:
@@ -127,15 +131,15 @@ def _layers(tensors: Tensors) -> Iterator[str]:
 
 def _group_of(layer: str, groups: list[tuple[str, Mapping[str, Any]]]) -> Mapping[str, Any]:
     for target, group in groups:
-        if target.startswith("re:"):
+        if target.startswith(_PATTERN):
             try:
-                is_it = re.match(target.removeprefix("re:"), layer) is not None
+                is_it = re.match(target.removeprefix(_PATTERN), layer) is not None
             except re.error as error:
                 raise QuantisedWeightError(
                     f"the target {target!r} is no pattern: {error}"
                 ) from None
         else:
-            is_it = target == layer or target in ("Linear", "LinearBase")
+            is_it = target == layer or target in _CLASSES
         if is_it:
             return group
     raise QuantisedWeightError(f"no group of config_groups targets {layer}, which is quantised")
