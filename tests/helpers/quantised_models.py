@@ -446,7 +446,7 @@ def write_checkpoint(
     means: Weights = {}
     for name, weight in load_file(path).items():
         found, mean = {name: weight}, weight.float()
-        if "_proj." in name:
+        if name.endswith("_proj.weight"):
             found, mean = write(name, weight)
         tensors.update(found)
         means[name] = mean

@@ -39,7 +39,11 @@ from slipstream_core.model.host_memory import unmapped_bytes
 from slipstream_core.model.hub import Source, incomplete, local_folder
 from slipstream_core.model.leftover_tensors import refuse_leftovers
 from slipstream_core.model.local_modules import UnknownStyleError, as_local_modules
-from slipstream_core.model.quantised.checkpoint import QuantisedTensors, names_of_parameters
+from slipstream_core.model.quantised.checkpoint import (
+    QuantisedTensors,
+    names_of_parameters,
+    names_without_place,
+)
 from slipstream_core.model.quantised.tensors import QuantisedWeightError
 from slipstream_core.model.quantization import MXFP4, Quantization, refuse_narrow, widen
 from slipstream_core.model.random_weights import is_random, random_module
@@ -241,6 +245,9 @@ class _Quantised:
                 wanted.name, f"its weights cannot be read: {error}{incomplete(wanted.source)}"
             ) from error
         self._key_mapping = _renames(wanted, self._tensors.names)
+        self._tensors.leave_out_zero_biases(
+            names_without_place(self._tensors.names, wanted.shell, self._key_mapping)
+        )
         if wanted.is_coded and all(each.dim() < 3 for each in wanted.shell.parameters()):
             named = names_of_parameters(self._tensors.names, wanted.shell, self._key_mapping)
             matrices = set(filter(wanted.is_sliceable, names_of_matrices(wanted.shell)))

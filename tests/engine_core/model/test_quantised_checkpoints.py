@@ -403,6 +403,129 @@ def test_the_first_of_groups_that_targets_a_layer_tells_its_settings(tmp_path: P
     assert bits["model.layers.1.mlp.down_proj.weight"] == 8
 
 
+_LAST = torch.tensor([191])
+
+
+def test_biases_of_gptq_that_are_zero_and_have_no_place_are_left_out(tmp_path: Path) -> None:
+    """AutoGPTQ wrote one for each layer, whatever the model has."""
+    settings, write = KINDS["gptq"]
+
+    def with_bias(name: str, weight: torch.Tensor) -> Any:
+        found, mean = write(name, weight)
+        bias = name.replace(".weight", ".bias")
+        return {**found, bias: torch.zeros(len(weight), dtype=torch.float16)}, mean
+
+    means = write_checkpoint(tmp_path, settings, with_bias)
+    for name, values in values_of(load(tmp_path)).items():
+        assert torch.equal(values, means[name]), name
+    change_tensors(tmp_path, _with(f"{LAYER}.bias", lambda bias: bias.index_fill(0, _LAST, 1)))
+    with pytest.raises(ModelLoadError, match=f"has 1 tensors .* no place for, {LAYER}.bias among"):
+        load(tmp_path)
+
+
+def test_biases_that_have_a_place_are_those_of_the_file(tmp_path: Path) -> None:
+    settings, write = KINDS["gptq"]
+    means = write_checkpoint(tmp_path, settings, write, attention_bias=True)
+    change_tensors(tmp_path, _with("model.layers.1.self_attn.q_proj.bias", lambda x: x * 0 + 3))
+    change_tensors(tmp_path, _with("model.layers.1.self_attn.k_proj.bias", lambda x: x * 0))
+    found = values_of(load(tmp_path))
+    assert (found["model.layers.1.self_attn.q_proj.bias"] == 3).all()
+    assert (found["model.layers.1.self_attn.k_proj.bias"] == 0).all()
+    name = "model.layers.1.self_attn.v_proj.weight"
+    assert torch.equal(found[name], means[name])
+
+
+DYNAMIC = {
+    "-:.*lm_head": {},
+    "+:.*layers\\.0\\..*down_proj": {"group_size": 96},
+    ".*down_proj": {"bits": 8, "group_size": 64, "desc_act": False},
+    "+:.*": {},
+    "+:.*o_proj": {"bits": 2},
+}
+
+
+def test_layers_of_gptq_with_settings_of_their_own(tmp_path: Path) -> None:
+    """GPTQModel's `dynamic`: the first pattern that a layer matches."""
+    from tests.helpers.quantised_models import gptq
+
+    settings = KINDS["gptq"][0]
+
+    def by_name(name: str, weight: torch.Tensor) -> Any:
+        if "down_proj" not in name:
+            return KINDS["gptq"][1](name, weight)
+        return (gptq(4, group=96) if "layers.0." in name else gptq(8, group=64))(name, weight)
+
+    means = write_checkpoint(tmp_path, {**settings, "dynamic": DYNAMIC}, by_name)
+    for name, values in values_of(load(tmp_path)).items():
+        assert torch.equal(values, means[name]), name
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "said"),
+    [
+        ({"-:.*down_proj": {}}, "dynamic says that it is not quantised"),
+        ({"+:(": {}}, "is no pattern"),
+        ({".*": {"bits": 3}}, "bits is 3, allowed: 2, 4, 8"),
+        ({".*": {"group_size": 0}}, "group_size is 0, allowed"),
+        ({".*": 4}, "dynamic has 4 for '.*', allowed: settings"),
+        ([".*"], "dynamic is ['.*'], allowed: patterns and their settings"),
+    ],
+)
+def test_wrong_settings_of_layers_of_gptq_are_refused(
+    dynamic: Any, said: str, tmp_path: Path
+) -> None:
+    settings, write = KINDS["gptq"]
+    write_checkpoint(tmp_path, {**settings, "dynamic": dynamic}, write)
+    with pytest.raises(ModelLoadError) as refused:
+        load(tmp_path)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "dtype"),
+    [
+        ("fp8 blocks", "model.norm.weight", torch.float8_e4m3fn),
+        ("fp8 blocks", "model.embed_tokens.weight", torch.int8),
+        ("gptq", "lm_head.weight", torch.float8_e4m3fn),
+        ("bitsandbytes nf4", "lm_head.weight", torch.int8),
+        ("ct w4a16", "model.embed_tokens.weight", torch.int32),
+    ],
+)
+def test_weights_of_a_narrow_type_that_the_method_does_not_read_are_refused(
+    kind: str, name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, *KINDS[kind])
+    change_tensors(tmp_path, _with(name, lambda weight: weight.to(dtype)))
+    with pytest.raises(ModelLoadError, match=f"{name}(_scale_inv is missing| is of type [FI])"):
+        load(tmp_path)
+
+
+def test_placeholders_are_never_equal(tmp_path: Path) -> None:
+    """Transformers ties parameters that a file has both, if they are equal."""
+    write_checkpoint(tmp_path, *KINDS["gptq"])
+    tensors = QuantisedTensors(tmp_path, "gptq", KINDS["gptq"][0])
+    tensors.keep_codes(lambda _: True)
+    for for_slices in (False, True):
+        state, _ = tensors.state_dict(for_slices=for_slices)
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            assert state[name][...][0, 0].isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])
+def test_bytes_of_bitsandbytes_in_another_type(dtype: torch.dtype, tmp_path: Path) -> None:
+    """bnb_4bit_quant_storage."""
+    settings, write = KINDS["bitsandbytes nf4"]
+
+    def stored(name: str, weight: torch.Tensor) -> Any:
+        found, mean = write(name, weight)
+        return {**found, name: found[name].reshape(-1).view(dtype)[:, None]}, mean
+
+    means = write_checkpoint(tmp_path, settings, stored)
+    for name, values in values_of(load(tmp_path)).items():
+        assert torch.equal(values, means[name]), name
+
+
 EIGHT = KINDS["ct w8a16"]
 HEAD, DOWN = "lm_head", "down_proj"
 

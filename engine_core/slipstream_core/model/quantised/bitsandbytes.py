@@ -26,6 +26,8 @@ from slipstream_core.weights.formats import Codes, Format
 
 _STATE = ".quant_state.bitsandbytes__"
 _KINDS = ("nf4", "fp4")
+_PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
+_STORAGE = ("U8", "I8", "F16", "BF16", "F32")  # types of tensors that bytes are stored in
 _TABLE, _NESTED_TABLE = 16, 256
 
 
@@ -54,7 +56,7 @@ def _weight(tensors: Tensors, name: str, state_name: str, kind: str) -> Quantise
     state = _state(state_name, tensors.array(state_name, "U8"))
     block, shape = state["blocksize"], tuple(state["shape"])
     num_outputs, num_inputs = shape
-    pairs = tensors.array(name, "U8").reshape(-1)
+    pairs = tensors.array(name, *_STORAGE).reshape(-1).view(np.uint8)
     if pairs.size != -(-prod(shape) // 2) or prod(shape) % 2:
         raise QuantisedWeightError(
             f"{name} has {pairs.size} bytes, allowed: {prod(shape) / 2:g} for {list(shape)}"
@@ -80,8 +82,8 @@ def _weight(tensors: Tensors, name: str, state_name: str, kind: str) -> Quantise
         return Codes(both, scales=scales[rows])
 
     matrix = CodedMatrix(form, num_outputs, num_inputs, read, [pairs])
-    used = frozenset({name, *(each for each in tensors if each.startswith(f"{name}."))})
-    return QuantisedWeight(shape, matrix, used)
+    parts = (f"{name}.{each}" for each in _PARTS)
+    return QuantisedWeight(shape, matrix, frozenset({name, state_name, *parts}))
 
 
 def _state(name: str, given: Array) -> dict[str, Any]:

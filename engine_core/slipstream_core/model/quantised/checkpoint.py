@@ -24,7 +24,7 @@ from slipstream_core.model.quantised.bitsandbytes import read_bitsandbytes
 from slipstream_core.model.quantised.compressed_tensors import read_compressed_tensors
 from slipstream_core.model.quantised.float8 import read_fp8, read_modelopt
 from slipstream_core.model.quantised.gptq import read_awq, read_gptq
-from slipstream_core.model.quantised.tensors import Tensors
+from slipstream_core.model.quantised.tensors import QuantisedWeightError, Tensors
 from slipstream_core.model.quantised.weight import QuantisedWeight
 from slipstream_core.weights.coded_matrix import CodedMatrix, of_tensor
 from slipstream_core.weights.coded_parameter import CodedParameter, replace_parameters
@@ -43,6 +43,8 @@ READERS: dict[str, _Read] = {
 }
 """By methods, as checkpoints name them."""
 
+_NUMBERS = (".weight", ".bias")
+_PLAIN = ("BF16", "F16", "F32", "F64")
 _SIXTEEN: dict[str, Format] = {"BF16": BFLOAT16, "F16": FLOAT16}
 
 
@@ -57,12 +59,31 @@ class QuantisedTensors:
         for weight in self.weights.values():
             used |= weight.used
         self._others = [name for name in self.tensors if name not in used]
+        for name in self._others:
+            dtype = self.tensors.headers[name].dtype
+            if name.endswith(_NUMBERS) and dtype not in _PLAIN:
+                raise QuantisedWeightError(
+                    f"{name} is of type {dtype}, which {method!r} does not read; allowed: "
+                    f"{', '.join(_PLAIN)}"
+                )
         self._coded: dict[str, CodedMatrix] = {}
 
     @property
     def names(self) -> list[str]:
         """Names of parameters, with tensors that belong to none."""
         return [*self.weights, *self._others]
+
+    def leave_out_zero_biases(self, without_place: Collection[str]) -> None:
+        """Forget biases of quantised layers that are zero, of these names: AutoGPTQ writes one for
+        every layer.
+        """
+        self._others = [
+            name
+            for name in self._others
+            if name not in without_place
+            or f"{name.removesuffix('.bias')}.weight" not in self.weights
+            or bool(self.tensors.tensor(name).any())
+        ]
 
     def keep_codes(self, is_kept: Callable[[str], bool]) -> None:
         """Have matrices stay coded for whose names this is true: quantised ones, and those of 16
@@ -138,6 +159,7 @@ class Placeholders:
         """One for this matrix, of its shape."""
         if self._for_slices:
             made = torch.empty(matrix.shape)
+            made[0, 0] = torch.nan  # no two are equal: transformers would tie them
         else:
             made = torch.full((1, 1), torch.nan).expand(matrix.shape)
         self._of[made.data_ptr()] = (made, matrix)  # kept, so that no other has its address
@@ -208,6 +230,15 @@ def names_of_parameters(
     found = dict(_renamed(names, shell, key_mapping))
     own = set(shell.state_dict())
     return {name: parameter for name, parameter in found.items() if parameter in own}
+
+
+def names_without_place(
+    names: Collection[str], shell: PreTrainedModel, key_mapping: Mapping[str, str]
+) -> set[str]:
+    """Names of tensors that become no parameter or buffer of the model, nor a part of one."""
+    own = set(shell.state_dict())
+    renamed = _renamed(names, shell, key_mapping)
+    return {name for name, parameter in renamed if parameter not in own}
 
 
 def _renamed(

@@ -9,6 +9,7 @@ a one in each place, as one subtraction of 32 bits, so that a zero of 0 borrows 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +33,6 @@ from slipstream_core.model.quantised.weight import (
 from slipstream_core.weights.coded_matrix import Rows
 
 _WORD_BITS = 32
-_GPTQ_BITS = (2, 4, 8)
 _AWQ_BITS, _AWQ_EACH = 4, 8
 _AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # of each of eight outputs in its word
 _PACKED = ".qweight"
@@ -42,16 +42,42 @@ _IS_FIRST = {"gptq": True, "gptq_v2": False}
 
 def read_gptq(tensors: Tensors, settings: Mapping[str, Any]) -> dict[str, QuantisedWeight]:
     """The weights of a GPTQ checkpoint. Raises QuantisedWeightError."""
-    bits, size = settings.get("bits"), _group_size(settings.get("group_size", -1))
-    if bits not in _GPTQ_BITS:
-        raise QuantisedWeightError(f"bits is {bits!r}, allowed: 2, 4, 8")
     kind = settings.get("checkpoint_format") or settings.get("format") or "gptq"
     if kind not in _IS_FIRST:
         raise QuantisedWeightError(f"checkpoint_format is {kind!r}, allowed: gptq, gptq_v2")
-    return {
-        f"{layer}.weight": _gptq(tensors, layer, bits, size, is_first=_IS_FIRST[kind])
-        for layer in _layers(tensors)
-    }
+    found = {}
+    for layer in _layers(tensors):
+        own = _settings_of(layer, settings)
+        bits, size = own.get("bits"), _group_size(own.get("group_size", -1))
+        if bits not in _ONES:
+            raise QuantisedWeightError(f"bits is {bits!r}, allowed: 2, 4, 8")
+        found[f"{layer}.weight"] = _gptq(tensors, layer, bits, size, is_first=_IS_FIRST[kind])
+    return found
+
+
+def _settings_of(layer: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a layer, with those of the first pattern of `dynamic` that it matches
+    (GPTQModel's `dynamic_get`). Raises QuantisedWeightError.
+    """
+    dynamic = settings.get("dynamic") or {}
+    if not isinstance(dynamic, Mapping):
+        raise QuantisedWeightError(f"dynamic is {dynamic!r}, allowed: patterns and their settings")
+    for given, own in dynamic.items():
+        pattern = given.removeprefix("-:").removeprefix("+:")
+        try:
+            is_it = re.match(pattern, layer) is not None
+        except re.error as error:
+            raise QuantisedWeightError(f"{given!r} of dynamic is no pattern: {error}") from None
+        if not is_it:
+            continue
+        if given.startswith("-:"):
+            raise QuantisedWeightError(
+                f"{layer}{_PACKED} is there, but {given!r} of dynamic says that it is not quantised"
+            )
+        if not isinstance(own, Mapping):
+            raise QuantisedWeightError(f"dynamic has {own!r} for {given!r}, allowed: settings")
+        return {**settings, **own}
+    return settings
 
 
 def read_awq(tensors: Tensors, settings: Mapping[str, Any]) -> dict[str, QuantisedWeight]:
@@ -60,7 +86,7 @@ def read_awq(tensors: Tensors, settings: Mapping[str, Any]) -> dict[str, Quantis
     size = _group_size(settings.get("group_size", settings.get("q_group_size", -1)))
     if bits != _AWQ_BITS:
         raise QuantisedWeightError(f"bits is {bits!r}, allowed: 4")
-    version = str(settings.get("version", "gemm")).lower()
+    version = str(settings.get("version") or settings.get("format") or "gemm").lower()
     if version != "gemm":
         raise QuantisedWeightError(f"version is {version!r}, allowed: gemm")
     return {f"{layer}.weight": _awq(tensors, layer, size) for layer in _layers(tensors)}
