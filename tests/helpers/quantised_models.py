@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,12 +176,12 @@ def mxfp4(name: str, weight: torch.Tensor) -> Written:
     return found, _FP4[codes] * _spread(scale, rows, columns, 1, 32)
 
 
-def mxfp8(name: str, weight: torch.Tensor) -> Written:
+def mxfp8(name: str, weight: torch.Tensor, end: str = "_scale") -> Written:
     rows, columns = weight.shape
     codes = (weight.float() * 100).to(torch.float8_e4m3fn)
     exponents = _integers(name, 119, 122, rows, columns // 32)
     scale = torch.exp2(exponents.float() - 127)
-    found = {name: codes, f"{name}_scale": exponents.byte()}
+    found = {name: codes, f"{name}{end}": exponents.byte()}
     return found, codes.float() * _spread(scale, rows, columns, 1, 32)
 
 
@@ -321,6 +322,10 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[str, torch.Tensor], Written]]] 
     "fp8 ragged blocks": (
         {"quant_method": "fp8", "weight_block_size": [48, 80]},
         float8((48, 80), end="weight_scale_inv", of_scales=torch.bfloat16),
+    ),
+    "fp8 with powers of two": (
+        {"quant_method": "fp8", "weight_block_size": [1, 32], "scale_fmt": "ue8m0"},
+        partial(mxfp8, end="_scale_inv"),
     ),
     "fp8 tensors": ({"quant_method": "fp8", "activation_scheme": "static"}, float8()),
     "ct fp8 channels": (

@@ -48,7 +48,9 @@ def _weights(tensors: Tensors, block: tuple[int, int] | None) -> dict[str, Quant
         scale = next((name + each for each in _SCALES if name + each in tensors), None)
         if scale is None:
             raise QuantisedWeightError(f"{name}{_SCALES[block is None]} is missing")
-        scales = scales_of(tensors, scale, header.shape, block=block)
+        # which transformers, too, reads as powers of two, whatever `scale_fmt` says
+        is_e8m0 = tensors.headers[scale].dtype == "U8"
+        scales = scales_of(tensors, scale, header.shape, block=block, is_e8m0=is_e8m0)
         found[name] = float8_weight(tensors, name, scales, {name, scale})
     return found
 

@@ -43,13 +43,13 @@ _IS_FIRST = {"gptq": True, "gptq_v2": False}
 def read_gptq(tensors: Tensors, settings: Mapping[str, Any]) -> dict[str, QuantisedWeight]:
     """The weights of a GPTQ checkpoint. Raises QuantisedWeightError."""
     kind = settings.get("checkpoint_format") or settings.get("format") or "gptq"
-    if kind not in _IS_FIRST:
+    if not isinstance(kind, str) or kind not in _IS_FIRST:
         raise QuantisedWeightError(f"checkpoint_format is {kind!r}, allowed: gptq, gptq_v2")
     found = {}
     for layer in _layers(tensors):
         own = _settings_of(layer, settings)
         bits, size = own.get("bits"), _group_size(own.get("group_size", -1))
-        if bits not in _ONES:
+        if not isinstance(bits, int) or bits not in _ONES:
             raise QuantisedWeightError(f"bits is {bits!r}, allowed: 2, 4, 8")
         found[f"{layer}.weight"] = _gptq(tensors, layer, bits, size, is_first=_IS_FIRST[kind])
     return found
