@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from slipstream_core.model.quantised.compressed_tensors import read_compressed_tensors
-from slipstream_core.model.quantised.tensors import Tensors
+from slipstream_core.model.quantised.compressed_tensors import (
+    _group_of,
+    _groups,
+    read_compressed_tensors,
+)
+from slipstream_core.model.quantised.tensors import QuantisedWeightError, Tensors
 
 SETTINGS = [
     *(
@@ -77,3 +82,31 @@ def test_weights_are_those_of_the_package(
     found = read_compressed_tensors(Tensors(tmp_path), settings)["x.weight"].dequantised()
     assert torch.equal(found, expected.float())
     assert len(found.unique()) > 10 ** (weights["num_bits"] > 2)
+
+
+TARGETS = (
+    "Linear",
+    "down_proj",
+    "lm_head",
+    "mlp.down_proj",
+    "re:.*down.*",
+    "re:.*proj",
+    "re:lm_head",
+    "re:mlp",
+)
+
+
+@pytest.mark.parametrize("layer", ["lm_head", "mlp.down_proj", "mlp.up_proj"])
+def test_targets_count_in_the_order_of_the_package(layer: str) -> None:
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.utils.match import match_targets
+
+    module = torch.nn.Linear(1, 1)
+    for targets in permutations(TARGETS, 3):
+        groups = {f"group_{each}": {"targets": [each], "weights": {}} for each in targets}
+        found = match_targets(layer, module, dict.fromkeys(targets))
+        if found:
+            assert _group_of(layer, _groups({"config_groups": groups}))["targets"] == found[:1]
+        else:
+            with pytest.raises(QuantisedWeightError, match="no group of config_groups targets"):
+                _group_of(layer, _groups({"config_groups": groups}))
