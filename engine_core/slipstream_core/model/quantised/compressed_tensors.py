@@ -95,7 +95,7 @@ def _groups(settings: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
         raise QuantisedWeightError(
             f"sparsity_config has the format {kind!r}, allowed: none, or 'dense'"
         )
-    found = {}
+    found: dict[str, Mapping[str, Any]] = {}
     for name, group in given.items():
         weights = group.get("weights") if isinstance(group, Mapping) else None
         if weights is None:  # its layers have activations alone
