@@ -31,6 +31,7 @@ LAUNCHES = {
     "Llama": (40, 10, 7),
     "Llama, llama3 rope": (40, 10, 7),
     "Llama, tied embeddings": (40, 10, 7),
+    "Llama 4": (66, 47, 45),
     "Qwen2": (40, 10, 7),
     "Qwen2, sliding window": (40, 10, 7),
     "Qwen2-MoE": (65, 23, 17),
@@ -149,7 +150,9 @@ def test_who_reaches_the_goals() -> None:
     """All but those that are named; attention's and a step's own launches are counted."""
     experts = {each.name for each in SERVED if any("experts" in option for option in each.options)}
     missed = {name for name, (_, fused, _) in LAUNCHES.items() if fused > GOALS[name in experts]}
-    assert missed == {"MiniCPM3 (MLA)"}  # latents take two more products, and a query's a norm
+    # latents take two more products, and a query's a norm; Llama 4 turns by complex numbers and
+    # gives each expert every token, and no kernel knows either
+    assert missed == {"MiniCPM3 (MLA)", "Llama 4"}
     assert LAUNCHES.keys() == {each.name for each in SERVED}
 
 
@@ -168,11 +171,13 @@ def test_a_mixture_of_128_experts_whose_weights_are_normed() -> None:
     "name", [each.name for each in SERVED if any("experts" in option for option in each.options)]
 )
 def test_experts_are_one_call(name: str) -> None:
-    """All but GPT-OSS's, whose matrices are transposed and have biases."""
+    """All but GPT-OSS's, whose matrices are transposed and have biases, and Llama 4's, each of
+    which computes every token.
+    """
     (found,) = (each for each in ARCHITECTURES if each.name == name)
     _, fused = graphs(meta_model(found.config()))
     called = {node.target for node in fused.graph.nodes}
-    assert (OPS.experts in called) == (name != "GPT-OSS")
+    assert (OPS.experts in called) == (name not in {"GPT-OSS", "Llama 4"})
     assert (torch.ops.aten._grouped_mm.default in called) == (name == "GPT-OSS")
 
 
