@@ -245,8 +245,9 @@ class _Quantised:
                 wanted.name, f"its weights cannot be read: {error}{incomplete(wanted.source)}"
             ) from error
         self._key_mapping = _renames(wanted, self._tensors.names)
+        biases = [name for name in self._tensors.names if name.endswith(".bias")]
         self._tensors.leave_out_zero_biases(
-            names_without_place(self._tensors.names, wanted.shell, self._key_mapping)
+            names_without_place(biases, wanted.shell, self._key_mapping)
         )
         if wanted.is_coded and all(each.dim() < 3 for each in wanted.shell.parameters()):
             named = names_of_parameters(self._tensors.names, wanted.shell, self._key_mapping)

@@ -23,6 +23,16 @@ SETTINGS = [
         for bits in (2, 3, 4, 5, 6, 7, 8)
         for more in ({}, {"symmetric": False})
     ),
+    *(
+        (form, {"num_bits": bits, "symmetric": False, **more})
+        for form in ("pack-quantized", "int-quantized", "naive-quantized")
+        for bits in (4, 8)
+        for more in (
+            {"strategy": "channel"},
+            {"strategy": "tensor"},
+            {"strategy": "block", "block_structure": [32, 48]},
+        )
+    ),
     ("pack-quantized", {"num_bits": 4, "strategy": "channel"}),
     ("int-quantized", {"num_bits": 8, "strategy": "channel"}),
     ("int-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": False}),
@@ -56,16 +66,17 @@ def _scales(weight: torch.Tensor, weights: dict[str, Any]) -> tuple[torch.Tensor
     return scale, zeros
 
 
+@pytest.mark.parametrize("num_outputs", [64, 75])
 @pytest.mark.parametrize(("form", "weights"), SETTINGS, ids=str)
 def test_weights_are_those_of_the_package(
-    form: str, weights: dict[str, Any], tmp_path: Path
+    form: str, weights: dict[str, Any], num_outputs: int, tmp_path: Path
 ) -> None:
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     torch.manual_seed(0)
-    weight = torch.randn(64, 96)
+    weight = torch.randn(num_outputs, 96)
     scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
     scale, zeros = _scales(weight, weights)
     compressor: Any = BaseCompressor.get_value_from_registry(form)

@@ -25,6 +25,7 @@ from slipstream_core.model.quantised.tensors import (
     Array,
     QuantisedWeightError,
     Tensors,
+    refuse_beyond,
     refuse_shape,
     unpacked,
     unpacked_by_word,
@@ -47,6 +48,7 @@ _BYTE = 8
 _PATTERN = "re:"
 _CLASSES = ("Linear", "LinearBase")
 _STRATEGIES = ("tensor", "channel", "group", "block")
+_PACKED_ZEROS = ("channel", "group")  # strategies of which pack-quantized packs zeros, too
 FORMATS = (
     "float-quantized",
     "int-quantized",
@@ -162,6 +164,12 @@ def _packed(
     if _is_symmetric(layer, weights):
         if zero in tensors:
             raise QuantisedWeightError(f"{zero} is there, but the weights are symmetric")
+    elif _strategy(scale, weights) not in _PACKED_ZEROS:
+        half = 1 << (bits - 1)
+        given = _zeros(tensors, zero, scale, scales, weights, num_outputs)
+        refuse_beyond(zero, -half, half - 1, given)
+        zeros = (given.astype(np.int16) + half).astype(np.uint8)
+        used.add(zero)
     else:
         num_groups = len(scales.of_rows(slice(0, 1))[0])
         columns = tensors.array(zero, "I32", ndim=2)
@@ -257,10 +265,8 @@ def _numbers(tensors: Tensors, layer: str, weights: Mapping[str, Any]) -> Quanti
         raise QuantisedWeightError(f"{name} has the shape {list(shape)}, allowed: a matrix")
     own_zeros = None
     if not is_symmetric:
-        given = tensors.array(zero, "I8")
-        refuse_shape(zero, given.shape, tensors.headers[scale].shape)
+        own_zeros = _zeros(tensors, zero, scale, scales, weights, num_outputs)
         used.add(zero)
-        own_zeros = _as_scales(given, tensors, scale, scales, num_outputs)
     form = Format(
         f"int8_{scales.number}",
         _BYTE,
@@ -280,15 +286,24 @@ def _numbers(tensors: Tensors, layer: str, weights: Mapping[str, Any]) -> Quanti
     return QuantisedWeight(shape, matrix, frozenset(used))
 
 
-def _as_scales(
-    given: Array, tensors: Tensors, scale: str, scales: Scales, num_outputs: int
+def _zeros(
+    tensors: Tensors,
+    name: str,
+    scale: str,
+    scales: Scales,
+    weights: Mapping[str, Any],
+    num_outputs: int,
 ) -> Array:
-    """Zero points [N, groups], as scales of the same shape are shared."""
-    header = tensors.headers[scale]
-    num_groups = len(scales.of_rows(slice(0, 1))[0])
-    parts = int(np.prod(header.shape, dtype=np.int64)) // num_groups
-    rows = np.repeat(given.reshape(parts, num_groups), -(-num_outputs // parts), axis=0)
-    return np.ascontiguousarray(rows[:num_outputs])
+    """Zero points int8 [N, groups], which rows share as they share scales, of the same shape."""
+    given = tensors.array(name, "I8")
+    refuse_shape(name, given.shape, tensors.headers[scale].shape)
+    rows = given.reshape(-1, len(scales.of_rows(slice(0, 1))[0]))
+    height = 1
+    if _strategy(scale, weights) == "block":
+        height, _ = _block(weights.get("block_structure"))
+    elif len(rows) == 1:
+        height = num_outputs
+    return np.ascontiguousarray(np.repeat(rows, height, axis=0)[:num_outputs])
 
 
 def _mxfp4(tensors: Tensors, layer: str) -> QuantisedWeight:
@@ -319,13 +334,7 @@ def _mxfp8(tensors: Tensors, layer: str) -> QuantisedWeight:
 def _scales(
     tensors: Tensors, name: str, weights: Mapping[str, Any], shape: tuple[int, ...]
 ) -> Scales:
-    strategy = weights.get("strategy")
-    size = weights.get("group_size")
-    if strategy is None:  # as the package fills it in
-        strategy = "tensor" if size is None else "channel" if size == -1 else "group"
-    if strategy not in _STRATEGIES:
-        allowed = ", ".join(_STRATEGIES)
-        raise QuantisedWeightError(f"{name} is by {strategy!r}, allowed: {allowed}")
+    strategy, size = _strategy(name, weights), weights.get("group_size")
     if strategy == "group":
         if not isinstance(size, int) or size < 1:
             raise QuantisedWeightError(f"group_size is {size!r}, allowed: a positive integer")
@@ -338,6 +347,16 @@ def _scales(
     if strategy == "block":
         return scales_of(tensors, name, shape, block=_block(weights.get("block_structure")))
     return scales_of(tensors, name, shape)
+
+
+def _strategy(name: str, weights: Mapping[str, Any]) -> str:
+    strategy, size = weights.get("strategy"), weights.get("group_size")
+    if strategy is None:  # as the package fills it in
+        strategy = "tensor" if size is None else "channel" if size == -1 else "group"
+    if strategy not in _STRATEGIES:
+        allowed = ", ".join(_STRATEGIES)
+        raise QuantisedWeightError(f"{name} is by {strategy!r}, allowed: {allowed}")
+    return str(strategy)
 
 
 def _block(given: Any) -> tuple[int, int]:
