@@ -51,10 +51,11 @@ def with_schemas(
         if leaves == "schemas" and not is_strict:
             schema = {word: schema[word] for word in ("type",) if word in schema}
             left_out.append(where)
+        is_lacking = leaves == "patterns" and not is_strict
         try:
             one = enforceable(
                 schema,
-                _no_pattern(why_not) if leaves == "patterns" and not is_strict else why_not,
+                without_patterns(why_not) if is_lacking else why_not,
                 is_strict=is_strict,
                 prefix=f"exact_{len(rules)}_{len(parts)}",
             )
@@ -77,7 +78,9 @@ def with_schemas(
     return text, tuple(dict.fromkeys(left_out))
 
 
-def _no_pattern(why_not: WhyNot) -> WhyNot:
+def without_patterns(why_not: WhyNot) -> WhyNot:
+    """The same, but it takes no pattern."""
+
     def why(schema: dict[str, Any]) -> str:
         return "too complex where it stands" if "pattern" in schema else why_not(schema)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
@@ -107,6 +108,7 @@ def enforceable(
     for number in list(document.places):
         if number not in without:
             cleaner.clean(document.places[number].schema)
+    cleaner.leave_what_meets(without)
     own = root.get("x-guidance")
     always = {"coerce_one_of": True, "lenient": not is_strict}
     root["x-guidance"] = {
@@ -378,6 +380,45 @@ class _Cleaner:
             schema.pop(word, None)
         self.left_out.append(name)
 
+    def _leave_patterns(self, schema: Schema, why: str) -> None:
+        """Leave `patternProperties` out, and what says which names are others beside it."""
+        self.leave(schema, _PATTERNS, why)
+        if schema.get(_MORE, True) is not True:
+            self.leave(schema, _MORE, "it is beside patternProperties")
+
+    def leave_what_meets(self, without: set[int]) -> None:
+        """Leave keywords out that the library takes in one schema, but not in several that apply to
+        one value: as few as change its reason, the inner and later ones first.
+
+        without: ids of schemas that are not looked at.
+        """
+        document = self._document
+        schemas = [place.schema for each, place in document.places.items() if each not in without]
+        if not _may_meet(schemas):
+            return
+        while why := self._why_not(document.root):
+            word = next((each for text, each in _MEETING.items() if why.startswith(text)), None)
+            having = [each for each in reversed(schemas) if word in each]
+            if word is None or not having:
+                return
+            found = next((each for each in having if self._reason_without(each, word) != why), None)
+            schema = having[0] if found is None else found
+            if word == _PATTERNS:
+                self._leave_patterns(schema, why)
+            else:
+                self.leave(schema, word, why)
+            if word == "$ref":
+                document.retarget(schema, True)
+
+    def _reason_without(self, schema: Schema, word: str) -> str:
+        before = dict(schema)
+        del schema[word]
+        try:
+            return self._why_not(self._document.root)
+        finally:  # with its keywords in their order
+            schema.clear()
+            schema.update(before)
+
     def _references(self, schema: Schema) -> None:
         given = schema.get("$ref")
         if isinstance(given, str):
@@ -389,7 +430,7 @@ class _Cleaner:
         for word in _NAMES_OF_PLACES:
             schema.pop(word, None)
         version = schema.get("$schema")
-        if isinstance(version, str) and "//json-schema.org/" not in version:
+        if isinstance(version, str) and _DRAFT.fullmatch(version) is None:
             del schema["$schema"]
 
     def _says_nothing(self, schema: Schema) -> None:
@@ -464,9 +505,7 @@ class _Cleaner:
             ):
                 why = "a name with control characters has several spellings"
             if why:
-                self.leave(schema, "patternProperties", why)
-                if schema.get("additionalProperties", True) is not True:
-                    self.leave(schema, "additionalProperties", "it is beside patternProperties")
+                self._leave_patterns(schema, why)
         given = schema.get("required")
         required = (
             {each for each in given if isinstance(each, str)} if isinstance(given, list) else ()
@@ -489,14 +528,10 @@ class _Cleaner:
         for word in _COUNTS:
             if isinstance(value := schema.get(word), float) and value.is_integer():
                 schema[word] = int(value)
-        words = {word: schema[word] for word in BOUNDS if word in schema}
-        if any(is_large(value) for value in words.values()):
+        if any(is_large(schema[word]) for word in BOUNDS if word in schema):
             self.inexact.add(id(schema))
-        elif any(isinstance(value, float) for value in words.values()):
-            why = self._why_not({"type": "number", **words})
-            if why and not why.startswith(_NONE_FITS):
-                for word in words:
-                    self.leave(schema, word, why)
+        else:
+            self._bounds(schema)
         if "multipleOf" in schema:
             why = self._why_not({"type": "number", "multipleOf": schema["multipleOf"]})
             if why:
@@ -504,6 +539,14 @@ class _Cleaner:
         for word in ("const", "enum"):
             if word in schema and any(map(is_large, _leaves(schema[word]))):
                 self.inexact.add(id(schema))
+
+    def _bounds(self, schema: Schema) -> None:
+        words = {word: schema[word] for word in BOUNDS if word in schema}
+        if any(isinstance(value, float) for value in words.values()):
+            why = self._why_not({"type": "number", **words})
+            if why and not why.startswith(_NONE_FITS):
+                for word in words:
+                    self.leave(schema, word, why)
 
     def leave_numbers(self, numbers: Iterable[int]) -> None:
         """Leave out the large numbers of these schemas, which stand where they cannot be kept."""
@@ -513,10 +556,31 @@ class _Cleaner:
             for word in (*BOUNDS, "const", "enum"):
                 if word in schema and any(map(is_large, _leaves(schema[word]))):
                     self.leave(schema, word, why)
+            self._bounds(schema)
             self.inexact.discard(number)
 
 
 _NONE_FITS = "Unsatisfiable"
+# beginnings of the library's reasons against several schemas that apply to one value, and the
+# keyword that each is about
+_MEETING = {
+    "patternProperty regexes": _PATTERNS,
+    "circular references with sibling keys": "$ref",
+    "fuel exhausted": "multipleOf",
+}
+_DRAFT = re.compile(r"https?://json-schema\.org/(?:draft-0[467]|draft/20(?:19-09|20-12))/schema#?")
+
+
+def _may_meet(schemas: Iterable[Schema]) -> bool:
+    """True if the library may have one of _MEETING against these schemas; it is quick to look."""
+    num: Counter[str] = Counter()
+    for schema in schemas:
+        num.update(each for each in _MEETING.values() if each in schema)
+        if "allOf" in schema or ("$ref" in schema and len(schema) > 1):
+            return True
+    return num[_PATTERNS] > 1 or num["multipleOf"] > 1
+
+
 _UNENFORCED = (
     "uniqueItems",
     "contains",

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.grammar.embedded_schemas import with_schemas
+from slipstream_core.grammar.embedded_schemas import with_schemas, without_patterns
 from slipstream_core.grammar.enforceable_schema import enforceable
 from slipstream_core.grammar.grammar_syntax import is_gbnf, lark_of
 from slipstream_ipc.errors import brief
@@ -171,9 +171,10 @@ class Vocabulary:
         left_out: tuple[str, ...] = ()
         match kind:
             case "json":
+                is_lacking = leaves and not outputs.strict
                 found = enforceable(
                     _decoded(outputs.json),
-                    self._why_not,
+                    without_patterns(self._why_not) if is_lacking else self._why_not,
                     is_strict=outputs.strict,
                     options=_JSON_DEFAULTS,
                     overrides=_COMPACT if outputs.disable_any_whitespace else {},

@@ -4,8 +4,8 @@ The process starts with the first grammar, and is replaced when it dies. `ask` b
 compiler's thread calls it.
 
 - A grammar that exceeds its processor time is refused, as is one over which two processes died. A
-  single death might have had an outside cause. Schemas that are not strict, which a worker has put
-  into it, lose their patterns first, and then are left out.
+  single death might have had an outside cause. Schemas that are not strict lose their patterns
+  first, and those that a worker has put into it are left out then.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ def _serve(config: GrammarProcessConfig) -> None:
 
 
 def _try(vocabulary: Vocabulary, asked: GrammarToTry) -> Tried:
-    """The grammar as asked for, or, where a worker has made it of schemas, without the patterns of
-    those that are not strict, or without these schemas.
+    """The grammar as asked for, or without the patterns of schemas that are not strict, or, where a
+    worker has made it of them, without these schemas.
     """
     try:
         return _followed(vocabulary, asked, asked.leaves)
@@ -76,10 +76,15 @@ def _try(vocabulary: Vocabulary, asked: GrammarToTry) -> Tried:
 
 def further(asked: GrammarToTry) -> tuple[Leaves, ...]:
     """Return what else a grammar that does not compile can leave out, the least first."""
-    text = f"{asked.outputs.grammar}{asked.frame}"
-    if SCHEMA_MARK not in text or asked.leaves == "schemas":
-        return ()
-    return ("schemas",) if asked.leaves or '"pattern"' not in text else ("patterns", "schemas")
+    made, own = f"{asked.outputs.grammar}{asked.frame}", asked.outputs.json
+    is_made = SCHEMA_MARK in made
+    texts = (made if is_made else "", str(own) if own and not asked.outputs.strict else "")
+    levels: list[Leaves] = []
+    if not asked.leaves and any('"pattern' in each for each in texts):
+        levels.append("patterns")
+    if is_made and asked.leaves != "schemas":
+        levels.append("schemas")
+    return tuple(levels)
 
 
 def _followed(vocabulary: Vocabulary, asked: GrammarToTry, leaves: Leaves) -> Tried:

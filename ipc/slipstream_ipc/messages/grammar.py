@@ -30,7 +30,9 @@ class GrammarProcessConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Leaves = Literal["", "patterns", "schemas"]
-"""Parts of the schemas, not strict, that a worker has put into a grammar, which are left out."""
+"""What schemas that are not strict are left without: their patterns, or, if a worker has put them
+into a grammar, all that they say.
+"""
 
 
 class GrammarToTry(Struct, frozen=True, omit_defaults=True):

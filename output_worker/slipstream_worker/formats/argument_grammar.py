@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from slipstream_ipc.formats.answer_format import (
     NestedElements,
     TaggedParameters,
 )
-from slipstream_ipc.messages import LEFT_OUT_MARK, MAX_LEFT_OUT, SCHEMA_MARK
+from slipstream_ipc.messages import FORMAT_MARK, LEFT_OUT_MARK, MAX_LEFT_OUT, SCHEMA_MARK
 from slipstream_ipc.validation.json_schema import (
     FORMATS,
     EndlessSchemaError,
@@ -70,6 +70,10 @@ _JSON_WORDS = {"boolean": '"true" | "false"', "null": '"null"'}
 _NOT_BARE = frozenset(",:()[]{}'\"=<> \t\r\n")
 
 
+class _NotKept(BadRequest):
+    """Something of a schema cannot be kept in a format that is not JSON."""
+
+
 class ArgumentGrammar:
     """Writes the arguments of one request's functions, as rules and terminals of llguidance."""
 
@@ -84,7 +88,7 @@ class ArgumentGrammar:
         parts = "|".join(re.escape(each) for each in sorted(spelled) if each in token_ids)
         self._spelled = re.compile(f"({parts})") if parts else None
         self._known: dict[object, str] = {}  # names of rules that were written
-        self._left_out: set[str] = set()  # paths of keywords
+        self._left_out: dict[str, None] = {}  # paths of keywords, in order
 
     def json(self, number: int, function: Schema) -> str:
         """The arguments of the function of this number as a JSON object. Raises BadRequest, as do
@@ -94,24 +98,35 @@ class ArgumentGrammar:
 
     def tagged(self, number: int, function: Schema, element: TaggedParameters) -> str:
         """The arguments as tagged parameters, with what ends them."""
-        write = _TaggedArguments(self, function, element).text
+
+        def text(function: Schema) -> str:
+            return _TaggedArguments(self, function, element).text()
+
+        write = partial(self._kept, function, text)
         return self._once((number, element), f"tagged_{number}", write)
 
     def elements(self, number: int, function: Schema, element: NestedElements) -> str:
         """The arguments as elements, with what ends them. Lists and objects are JSON, which a
         reader of elements takes, too: it needs no types of what is within them.
         """
-        write = partial(_element_arguments, self, function, element)
+
+        def text(function: Schema) -> str:
+            return _element_arguments(self, function, element)
+
+        write = partial(self._kept, function, text)
         return self._once((number, element), f"elements_{number}", write)
 
     def keywords(self, number: int, function: Schema, element: KeywordArguments) -> str:
         """The arguments as keys and values, with the bracket that closes them."""
         delimiter = element.string_delimiter
         words = _PYTHON_WORDS if delimiter is None else _JSON_WORDS
-        values = _Values(self, _Parameters(self, function), _Spelling(words, delimiter))
-        return self._once(
-            (number, element), f"keywords_{number}", lambda: values.arguments(element)
-        )
+
+        def text(function: Schema) -> str:
+            values = _Values(self, _Parameters(self, function), _Spelling(words, delimiter))
+            return values.arguments(element)
+
+        write = partial(self._kept, function, text)
+        return self._once((number, element), f"keywords_{number}", write)
 
     def literal(self, part: Delimiter | LiteralText) -> str:
         """A literal: a token alone, text, or tokens with text between."""
@@ -164,7 +179,7 @@ class ArgumentGrammar:
     def leave_out(self, path: str) -> None:
         """Note that a schema's keyword is not kept, unless many are noted already."""
         if path not in self._left_out and len(self._left_out) < MAX_LEFT_OUT:
-            self._left_out.add(path)
+            self._left_out[path] = None
             self._rules.append(f"{LEFT_OUT_MARK}{json.dumps(path)}")
 
     def text_up_to(
@@ -209,6 +224,30 @@ class ArgumentGrammar:
             if literal is not None:  # llguidance 1.9.1 writes fixed text with such tokens
                 given = Summary(f"{literal!r} in the parameters of {function['name']!r}"[:300])
                 raise BadRequest("tools", given, "none of the model's delimiters there")
+
+    def _kept(self, function: Schema, write: Callable[[Schema], str]) -> str:
+        """The text that `write` makes of a function. Where it cannot keep to the schema of one that
+        is not strict, that is left out and named: its parameters have any values. Raises
+        BadRequest.
+        """
+        num_rules, num_known, num_left_out = map(len, (self._rules, self._known, self._left_out))
+        try:
+            return write(function)
+        except _NotKept:
+            if function.get("strict") is True or function.get(FORMAT_MARK) is True:
+                raise
+        del self._rules[num_rules:]  # what was written meanwhile, and may lack a part
+        while len(self._known) > num_known:
+            self._known.popitem()
+        while len(self._left_out) > num_left_out:
+            self._left_out.popitem()
+        given = object_schema(function)
+        free = {word: given[word] for word in ("type", "required") if word in given}
+        properties = given.get("properties")
+        if isinstance(properties, Mapping):
+            free["properties"] = {name: {} for name in properties}
+        self.leave_out(path_of(function))
+        return write({**function, "parameters": free})
 
     def _json(self, function: Schema) -> str:
         schema = object_schema(function)
@@ -389,13 +428,15 @@ class _Parameters:
         self._parts[id(found)] = found, schema
         return found
 
-    def refusal(self, what: str) -> BadRequest:
-        """The error for something that cannot be kept."""
+    def refusal(self, what: str, of: type[BadRequest] = _NotKept) -> BadRequest:
+        """The error for something that cannot be kept, which a function that is not strict goes
+        without, unless the error is of another class.
+        """
         given = Summary(f"{what} in the parameters of {self.function['name']!r}"[:300])
         allowed = (
             "none there: calls of this model's format, which is not JSON, cannot be kept to it"
         )
-        return BadRequest("tools", given, allowed)
+        return of("tools", given, allowed)
 
     def resolved(self, schema: object) -> Schema:
         """The schema, or what it refers to. Raises BadRequest where it allows nothing."""
@@ -408,9 +449,11 @@ class _Parameters:
             if not isinstance(path, str):
                 return schema
             self.check(schema, "$ref")
-            schema = referred(path, self.root)
-            if schema is None:
-                raise self.refusal(f"the reference {path[:100]!r}")
+            target = referred(path, self.root)
+            if target is None:
+                self.leave_out(schema, "$ref", f"the reference {path[:100]!r}")
+                return {}
+            schema = target
         raise self.refusal("a reference to itself")
 
     def length(self, schema: Schema, least: str, most: str) -> tuple[int, int]:
@@ -696,7 +739,8 @@ class _Values:
 
     def _resolved_value(self, schema: Schema, depth: int) -> str:
         if depth > _MAX_DEPTH:
-            raise self._parameters.refusal(f"schemas more than {_MAX_DEPTH} levels deep")
+            why = f"schemas more than {_MAX_DEPTH} levels deep"
+            raise self._parameters.refusal(why, BadRequest)
         check = self._parameters.check
         constants = _constants(schema)
         if constants is not None:

@@ -43,6 +43,7 @@ def allows(schema: object, text: str, *, strict: bool = True) -> bool:
 
 CAT = {"type": "object", "properties": {"t": {"const": "c"}}, "required": ["t"]}
 DOG = {"type": "object", "properties": {"t": {"const": "d"}}, "required": ["t"]}
+B_NUMBERS, LETTERS = {"^b": {"type": "integer"}}, {"^[a-z]+$": {"type": ["integer", "string"]}}
 PATTERNS = {"^a": {"type": "integer"}, "b$": {"type": "null"}}
 UNENFORCED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "uniqueItems": (required(type="array", uniqueItems=True), ["properties.a.uniqueItems"]),
@@ -83,6 +84,88 @@ UNENFORCED: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["minProperties"],
     ),
     "no such type": (required(type="any"), ["properties.a.type"]),
+    "patterns that meet in allOf": (
+        {"allOf": [{"patternProperties": B_NUMBERS}, {"patternProperties": LETTERS}]},
+        ["allOf.1.patternProperties"],
+    ),
+    "closed patterns that meet": (
+        {
+            "allOf": [
+                {"patternProperties": B_NUMBERS, "additionalProperties": False},
+                {"patternProperties": LETTERS, "additionalProperties": False},
+            ]
+        },
+        ["allOf.1.patternProperties", "allOf.1.additionalProperties"],
+    ),
+    "patterns that meet beside anyOf": (
+        {
+            "patternProperties": B_NUMBERS,
+            "anyOf": [{"patternProperties": LETTERS}, {"type": "null"}],
+        },
+        ["anyOf.0.patternProperties"],
+    ),
+    "patterns that meet behind references": (
+        {
+            "allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
+            "$defs": {"a": {"patternProperties": B_NUMBERS}, "b": {"patternProperties": LETTERS}},
+        },
+        ["$defs.b.patternProperties"],
+    ),
+    "patterns that meet in items": (
+        {
+            "allOf": [
+                {"items": {"patternProperties": B_NUMBERS}},
+                {"items": {"patternProperties": LETTERS}},
+            ]
+        },
+        ["allOf.1.items.patternProperties"],
+    ),
+    "patterns that all meet": (
+        {
+            "allOf": [
+                {"patternProperties": B_NUMBERS},
+                {"patternProperties": LETTERS},
+                {"patternProperties": {"[0-9]$": {}}},
+            ]
+        },
+        ["allOf.1.patternProperties", "allOf.2.patternProperties"],
+    ),
+    "patterns that meet beside large numbers": (
+        {
+            "allOf": [{"patternProperties": B_NUMBERS}, {"patternProperties": LETTERS}],
+            "properties": {"x": {"const": 2**60}},
+        },
+        ["allOf.1.patternProperties", "properties.x.const"],
+    ),
+    "circle with something beside it": (
+        {
+            "$ref": "#/$defs/n",
+            "$defs": {"n": required(**{"$ref": "#/$defs/n", "required": ["b"]}) | {"required": []}},
+        },
+        ["$defs.n.properties.a.$ref"],
+    ),
+    "circles together": (
+        {
+            "$ref": "#/$defs/n",
+            "$defs": {
+                "n": {
+                    "properties": {"a": {"allOf": [{"$ref": "#/$defs/n"}, {"$ref": "#/$defs/m"}]}}
+                },
+                "m": {
+                    "properties": {"a": {"allOf": [{"$ref": "#/$defs/n"}, {"$ref": "#/$defs/m"}]}}
+                },
+            },
+        },
+        ["$defs.n.properties.a.allOf.1.$ref"],
+    ),
+    "two of multipleOf": (
+        {"allOf": [{"type": "integer", "multipleOf": 99991}, {"multipleOf": 99989}]},
+        ["allOf.1.multipleOf"],
+    ),
+    "bounds far apart": (
+        required(type="number", minimum=1e-300, maximum=1e300),
+        ["properties.a.maximum", "properties.a.minimum"],
+    ),
     "in a definition": (
         {"$ref": "#/$defs/x", "$defs": {"x": {"type": "array", "uniqueItems": True}}},
         ["$defs.x.uniqueItems"],
@@ -123,6 +206,8 @@ SAYS_NOTHING: dict[str, dict[str, Any]] = {
     },
     "float counts": {"type": "string", "minLength": 1.0, "maxLength": 3.0},
     "version": {"$schema": "https://a.example/mine", "type": "null"},
+    "version of links": {"$schema": "http://json-schema.org/hyper-schema#", "type": "null"},
+    "latest version": {"$schema": "http://json-schema.org/schema", "type": "null"},
     "names": {"$id": "b", "$anchor": "c", "$dynamicAnchor": "d", "type": "null"},
     "unknown words": {"nullable": True, "discriminator": {"propertyName": "t"}, "x-y": 1},
     "annotations": {"contentMediaType": "a/b", "contentSchema": {"not": {}}, "deprecated": True},
@@ -147,6 +232,22 @@ def test_the_rest_of_a_schema_is_kept() -> None:
     schema = required(type="array", items={"type": "null"}, uniqueItems=True)
     assert allows(schema, '{"a":[null,null]}', strict=False)
     assert not allows(schema, '{"a":[1]}', strict=False)
+
+
+def test_what_stands_beside_patterns_that_meet_is_kept() -> None:
+    schema = {
+        "allOf": [{"patternProperties": B_NUMBERS}, {"patternProperties": LETTERS}],
+        "type": "object",
+        "properties": {"a": {"type": "null"}},
+        "required": ["a"],
+    }
+    for text, is_right in (
+        ('{"a":null,"b":1,"c":true}', True),
+        ('{"a":null,"b":"x"}', False),
+        ('{"a":1}', False),
+        ('{"b":1}', False),
+    ):
+        assert allows(schema, text, strict=False) is is_right, text
 
 
 DISJOINT: list[list[Any]] = [

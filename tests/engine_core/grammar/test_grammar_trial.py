@@ -54,7 +54,8 @@ SLOW = {
                 {"type": "string", "pattern": f".*{c}.{{{n}}}.*"}
                 for n, c in enumerate("abcdefghijklmnopqrst")
             ]
-        }
+        },
+        strict=True,
     ),
 }
 
@@ -154,6 +155,29 @@ def test_a_pattern_that_is_too_complex_where_it_stands_is_left_out(
     assert matcher.try_consume_tokens(ids) == len(ids)
     with pytest.raises(GrammarError, match="fuel"):
         trial.ask(*made(is_strict=True))
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        (SLOW["patterns"].json, "allOf.19.pattern"),
+        ({"patternProperties": {"^(a{1000}){1000}$": {"type": "null"}}}, "patternProperties"),
+    ],
+)
+def test_a_pattern_of_a_schema_that_is_not_strict_and_costs_too_much_is_left_out(
+    trial: GrammarTrial, schema: dict[str, object], path: str
+) -> None:
+    whole = {"type": "object", "properties": {"a": schema, "b": {"type": "null"}}}
+    tried = trial.ask(StructuredOutputs(json=json.dumps(whole)))
+    assert f"structured_outputs.json.properties.a.{path}" in tried.left_out
+    assert all(".properties.a." in each for each in tried.left_out)
+    matcher = VOCABULARY.compile_text(tried.text)
+    for text, is_right in (('{"b":null}', True), ('{"b":1}', False)):
+        ids, one = TOKENIZER.encode(text).ids, matcher.deep_copy()
+        is_taken = one.try_consume_tokens(ids) == len(ids) and one.is_accepting()
+        assert is_taken is is_right, text
+    with pytest.raises(GrammarError):
+        trial.ask(StructuredOutputs(json=json.dumps(whole), strict=True))
 
 
 COMBINED = {"allOf": [{"anyOf": [{"required": [f"{n}{m}"]} for m in "abcde"]} for n in range(9)]}

@@ -142,6 +142,43 @@ def test_what_cannot_be_kept_is_refused_of_a_strict_function(
     assert caught.value.field == "tools"
 
 
+def of(**schema: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+
+
+@pytest.mark.parametrize("name", [*TAGGED, *BRACKETED])
+@pytest.mark.parametrize(
+    ("parameters", "path"),
+    [
+        (of(type="string", minLength=3, maxLength=1), ""),
+        (of(enum=[]), ""),
+        (of(type="integer", enum=["a"]), ""),
+        ({"type": "object", "properties": {"x": False}}, ""),
+        (of(**{"$ref": "#/$defs/no"}), ".properties.x.$ref"),
+        (of(**{"$ref": "https://a.example/b"}), ".properties.x.$ref"),
+    ],
+)
+def test_a_schema_that_cannot_be_kept_is_left_out_and_named_unless_it_is_strict(
+    name: str, parameters: Any, path: str
+) -> None:
+    found, model = model_of(name, "", True)
+    with pytest.raises(BadRequest) as caught:
+        forced(name, parameters, strict=True)
+    assert caught.value.field == "tools"
+    grammar = forced(name, parameters)
+    _, names = with_schemas(grammar, lambda _schema: "")
+    assert names == (f"tools.f.parameters{path}",)
+    if name == "lfm2":
+        return  # its calls may be JSON, too, whose schema the core leaves out
+    compiled = compile_format(found, model.ids)
+    for seed in range(3):
+        events = read(compiled, model.items(walk(model, grammar, seed)), {"f": {}})
+        arguments = "".join(
+            each.text for each in events if each.kind == EventKind.CALL_ARGUMENTS and not each.call
+        )
+        assert isinstance(json.loads(arguments), dict)
+
+
 def left_out(grammar: str) -> list[str]:
     """The paths that a grammar names, as the core reads them."""
     text, found = with_schemas(grammar, lambda _schema: "")

@@ -67,14 +67,15 @@ def test_the_server_gets_a_key_time_to_drain_and_folders_that_it_may_write_to() 
     assert f" {next(iter(mounts('slipstream')))}\n" in CONTAINERFILE  # made for its user
 
 
-def test_no_password_is_a_default_and_each_image_can_be_named_by_its_digest() -> None:
+def test_no_password_is_a_default_and_each_image_is_named_by_its_digest() -> None:
     password = SERVICES["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"]
     assert password.startswith("${GRAFANA_PASSWORD:?")
     images = {name: each["image"] for name, each in SERVICES.items() if "image" in each}
     images["python"] = SERVICES["slipstream"]["build"]["args"]["PYTHON_IMAGE"]
     defaults = {}
     for name, image in images.items():
-        [(variable, defaults[name])] = re.findall(r"^\$\{(\w+):-(docker\.io/\S+:\S+)\}$", image)
+        pinned = r"^\$\{(\w+):-(docker\.io/\S+:\S+@sha256:[0-9a-f]{64})\}$"
+        [(variable, defaults[name])] = re.findall(pinned, image)
         assert variable == f"{name.upper()}_IMAGE"
     assert (
         f"\nARG PYTHON_IMAGE={defaults['python']}\nFROM $PYTHON_IMAGE AS build\n" in CONTAINERFILE
