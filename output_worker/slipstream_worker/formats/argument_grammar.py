@@ -242,7 +242,9 @@ class ArgumentGrammar:
         while len(self._left_out) > num_left_out:
             self._left_out.popitem()
         given = object_schema(function)
-        free = {word: given[word] for word in ("type", "required") if word in given}
+        free: dict[str, Any] = {"type": given["type"]}
+        if "required" in given:
+            free["required"] = given["required"]
         properties = given.get("properties")
         if isinstance(properties, Mapping):
             free["properties"] = {name: {} for name in properties}
