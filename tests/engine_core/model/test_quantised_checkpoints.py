@@ -25,6 +25,7 @@ from slipstream_core.kernels.cpu.kernels import kernels
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.model.quantised.checkpoint import QuantisedTensors
+from slipstream_core.model.quantised.tensors import QuantisedWeightError
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.weights.coded_parameter import (
     CodedParameter,
@@ -248,6 +249,8 @@ DAMAGES = [
         "not of 32 inputs each",
     ),
     ("ct act-order", _with(f"{LAYER}.weight_g_idx", lambda x: x + 1), "from 1 to 4, allowed: 0 to"),
+    ("ct fp8 channels", _with(f"{LAYER}.weight_scale", lambda x: x.T), "allowed: one number, or"),
+    ("ct int8", _with(f"{LAYER}.weight_scale", lambda x: x.T), "allowed: one number, or"),
     ("ct int8", _without(f"{LAYER}.weight_scale"), f"{LAYER}.weight_scale is missing"),
     ("ct int8", _with(f"{LAYER}.weight", torch.Tensor.bfloat16), "is of type BF16, allowed: I8"),
     ("ct int8 with zeros", _without(f"{LAYER}.weight_zero_point"), "zero_point is missing"),
@@ -352,11 +355,7 @@ def test_settings_that_contradict_the_tensors_are_refused(
 def test_a_layout_that_nothing_tells_is_refused(bits: int, tmp_path: Path) -> None:
     """Rows of few integers take the same number of words either way."""
     from slipstream_core.model.quantised.compressed_tensors import _layout
-    from slipstream_core.model.quantised.tensors import (
-        QuantisedWeightError,
-        unpacked,
-        unpacked_by_word,
-    )
+    from slipstream_core.model.quantised.tensors import unpacked, unpacked_by_word
 
     sizes = [7, 2]
     for version, way in (("0.18.0", unpacked), ("0.17.1", unpacked_by_word)):
@@ -501,6 +500,22 @@ def test_weights_of_a_narrow_type_that_the_method_does_not_read_are_refused(
     change_tensors(tmp_path, _with(name, lambda weight: weight.to(dtype)))
     with pytest.raises(ModelLoadError, match=f"{name}(_scale_inv is missing| is of type [FI])"):
         load(tmp_path)
+
+
+def test_scales_of_the_inputs_of_experts_are_refused(tmp_path: Path) -> None:
+    """As of matrices [inputs, outputs], which may be square."""
+    from safetensors.torch import save_file
+
+    codes = torch.ones(4, 64, 64).to(torch.float8_e4m3fn)
+    for shape in ([4, 1, 64], [4, 64], [4, 64, 1]):
+        scale = torch.rand(shape)
+        save_file({"up_proj": codes, "up_proj_scale": scale}, tmp_path / "model.safetensors")
+        if shape == [4, 1, 64]:
+            with pytest.raises(QuantisedWeightError, match="up_proj_scale has the shape"):
+                QuantisedTensors(tmp_path, "fp8", {})
+            continue
+        found = QuantisedTensors(tmp_path, "fp8", {}).weights["up_proj"].dequantised()
+        assert torch.equal(found, scale.reshape(4, 64, 1).expand(4, 64, 64))
 
 
 def test_placeholders_are_never_equal(tmp_path: Path) -> None:

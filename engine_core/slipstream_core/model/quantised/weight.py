@@ -92,7 +92,8 @@ def scales_of(
         if not given:
             return Scales(number, 0, _rows(np.broadcast_to(numbers.reshape(1, 1), (1, 1)), shape))
         allowed = (*outer, num_outputs)
-        if given != tuple(each for each in allowed if each != 1):
+        # not [..., 1, N]: with as many inputs as outputs it would be taken for one of inputs
+        if numbers.shape not in (allowed, (*allowed, 1)):
             raise QuantisedWeightError(
                 f"{name} has the shape {list(numbers.shape)}, allowed: one number, or "
                 f"{list(allowed)}"
