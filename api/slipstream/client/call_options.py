@@ -138,6 +138,7 @@ def options_for_many(
     given, rest = _renamed(sampling_params, options, CallOptions)
     of_request = {name: rest.pop(name) for name in _OF_CALL if name in rest}
     asked, (template, answer) = _asked(rest), _of_chats(rest)
+    _check_prompts(prompts)
     loras = _loras(rest, len(prompts))
     params = _params_for_each(prompts, given, rest)
     of_request |= {"loras": loras, "has_many_prompts": True}
@@ -227,15 +228,19 @@ def _loras(options: dict[str, Any], num_prompts: int) -> list[LoRARequest | None
     return found
 
 
+def _check_prompts(prompts: object) -> None:
+    """Raises: BadRequestError where `prompts` is not a list."""
+    if not isinstance(prompts, Sequence) or isinstance(prompts, str | bytes):
+        raise bad_request(BadRequest("prompts", prompts, "a list of prompts"))
+
+
 def _params_for_each(
     prompts: Sequence[object], given: Any, options: Mapping[str, Any]
 ) -> list[SamplingParams]:
     """Checked params for each prompt, given as one for all, one for each, or keyword options.
 
-    Raises: BadRequestError, also where `prompts` is not a list.
+    Raises: BadRequestError.
     """
-    if not isinstance(prompts, Sequence) or isinstance(prompts, str | bytes):
-        raise bad_request(BadRequest("prompts", prompts, "a list of prompts"))
     num_prompts = len(prompts)
     if not isinstance(given, Sequence):
         return [checked_params(given, options)] * num_prompts

@@ -68,7 +68,7 @@ _OPTIONS = (
     Option("steps", integer(1), "decode steps of a round; default: 8, with --quick 2"),
     Option("threads", integer(1), "threads that compute the model"),
     Option("layers", integer(1), "of the model", 14),
-    Option("expert-layers", integer(1), "of the model of experts", 4),
+    Option("expert_layers", integer(1), "of the model of experts", 4),
 )
 
 

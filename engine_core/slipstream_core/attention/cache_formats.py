@@ -6,13 +6,16 @@
 
 The names are vLLM's. What is stored is read back wherever it is used, also by the step that has
 computed it, so a result does not depend on how a prompt was cut into steps.
+
+torch is imported where it is used: a core's fingerprint names the form before that.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 CacheFormat = Literal["auto", "fp8_e4m3", "int8_per_token_head"]
 CACHE_FORMATS: dict[str, CacheFormat] = {
@@ -34,11 +37,15 @@ def elements_of(form: CacheFormat, dim: int) -> int:
 
 def dtype_of(form: CacheFormat, dtype: torch.dtype) -> torch.dtype:
     """The type of the cache's tensor, for a model that computes in `dtype`."""
+    import torch
+
     return dtype if form == "auto" else torch.uint8
 
 
 def decoded(form: CacheFormat, codes: torch.Tensor) -> torch.Tensor:
     """The numbers that are stored, in float32: [..., elements] uint8 gives [..., dim]."""
+    import torch
+
     if form == "fp8_e4m3":
         return codes.view(torch.float8_e4m3fn).float()
     scales = codes[..., -_SCALE_BYTES:].contiguous().view(torch.float32)

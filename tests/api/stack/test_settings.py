@@ -141,6 +141,7 @@ def test_every_option_reaches_a_process(tmp_path):
         "response_store_mib": 1.5,
         "step_timeout_s": 12.5,
         "kv_cache_gib": 0.25,
+        "kv_cache_dtype": "fp8",
         "gpu_memory_utilization": 0.5,
         "attention_backend": "torch",
         "enforce_eager": True,

@@ -12,7 +12,7 @@ from tests.helpers.torch_driver import save_model
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.load_error import ModelLoadError
-from slipstream_core.model import loader
+from slipstream_core.model import loader, weight_sources
 from slipstream_core.model.host_memory import (
     HostMemory,
     default_cache,
@@ -135,7 +135,7 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_made(
 ) -> None:
     monkeypatch.setattr(loader, "read_host_memory", lambda: HostMemory(24 * GIB, 20 * GIB, "it"))
     made = []
-    monkeypatch.setattr(loader, "random_module", lambda *args, **_: made.append(args))
+    monkeypatch.setattr(weight_sources, "random_module", lambda *args, **_: made.append(args))
     with pytest.raises(ModelLoadError, match=r"29\.\d+ GiB of memory, but 20\.00 GiB of it's 24"):
         load_model("random:llama-3.1-8b", dtype="float32", device="cpu")
     assert made == []
