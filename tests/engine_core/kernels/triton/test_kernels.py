@@ -280,9 +280,8 @@ def test_what_is_launched_hangs_on_nothing_that_is_on_the_device() -> None:
             "value",
         )
     }
-    layer = kv_cache.LayerCache(
-        *(getattr(scene.layer, n).to("meta") for n in scene.layer.__slots__)
-    )
+    tensors = ("keys", "values", "key_blocks", "value_blocks")
+    layer = kv_cache.LayerCache(*(getattr(scene.layer, name).to("meta") for name in tensors))
     launches = []
     for cache, there in ((layer, meta), (scene.layer, {n: getattr(scene, n) for n in meta})):
         attention = TritonAttention([cache], block_size=16, device=DEVICE)
