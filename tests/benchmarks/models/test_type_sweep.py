@@ -42,7 +42,7 @@ def test_types_are_those_that_write_text() -> None:
             "MusicgenForCausalLM has no language model of its own (ValueError: Multiple valid",
         ),
         ("gemma4_assistant", "its default configuration is not valid (StrictDataclassClass"),
-        ("mamba", "MambaForCausalLM does not carry its states in a supported way"),
+        ("mamba", "its configuration has no maximum length; set max_model_len"),
     ],
 )
 def test_a_type_passes_or_is_refused_with_the_reason(model_type: str, said: str) -> None:
