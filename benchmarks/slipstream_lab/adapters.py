@@ -137,7 +137,7 @@ def add_random_adapters(runner: TorchRunner) -> int:
 def _in_rounds(
     plain: TorchRunner, adapted: TorchRunner, rounds: int, num_tokens: int
 ) -> dict[tuple[str, int], list[tuple[float, float]]]:
-    """Of each kind and round: the speed in times of that without, and seconds of a step without."""
+    """Return, by kind and round, the speed relative to that without, and its seconds of a step."""
     found: dict[tuple[str, int], list[tuple[float, float]]] = {key: [] for key in _LEAST}
     for at in range(rounds):
         for kind, streams in found:

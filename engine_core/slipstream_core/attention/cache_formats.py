@@ -26,7 +26,7 @@ CACHE_FORMATS: dict[str, CacheFormat] = {
 }
 """Formats by the names that users give."""
 NUMBERS: dict[CacheFormat, int] = {"auto": 0, "fp8_e4m3": 1, "int8_per_token_head": 2}
-"""As Decode of kernels.h has them."""
+"""The numbers of the formats in kernels.h (`Decode`)."""
 _SCALE_BYTES = 4
 
 

@@ -105,7 +105,7 @@ class Objections:
 
     def __init__(self, vllm_config: Any, version: str) -> None:
         self._config, self._version = vllm_config, version
-        # 0.30 leaves the ids of a request that changes its place in a batch to whoever comes there
+        # when 0.30 moves a request in a batch, its mask stays and applies to the next request there
         self._mixes_allowed_ids = minor_version(version) < (0, 31)
         self._without_masks: str | None = None  # what takes no masks of ours
         if vllm_config.speculative_config is not None:

@@ -30,7 +30,7 @@ ONLINE: dict[str, Format] = {
 """Formats by the names that users give."""
 
 WITHOUT_ENDS = frozenset((FP8_PER_BLOCK, FP8_PER_CHANNEL, INT8_PER_CHANNEL))
-"""Those that leave embeddings and heads as they are, as vLLM has it."""
+"""The methods that leave embeddings and heads as they are, as vLLM does."""
 
 _PART_ELEMENTS = 1 << 20
 _LARGEST_E4M3 = 448

@@ -30,8 +30,8 @@ class GrammarProcessConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Leaves = Literal["", "patterns", "schemas"]
-"""What schemas that are not strict are left without: their patterns, or, if a worker has put them
-into a grammar, all that they say.
+"""The part that a schema which is not strict loses: nothing, its patterns, or, where a worker has
+put it into a grammar, all that it says.
 """
 
 

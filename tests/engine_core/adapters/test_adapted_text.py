@@ -84,7 +84,7 @@ def said(driven: Driven) -> list[tuple[list[int], list[float]]]:
 
 
 def expected_of(folder: Path, **sampling: Any) -> list[tuple[list[int], list[float]]]:
-    """Of each prompt, what the model in `folder` says."""
+    """Return what the model in `folder` says to each prompt."""
     runner = open_runner(folder)
     try:
         return said(drive(runner, requests_of((-1,), **sampling), budget=512))

@@ -1,4 +1,4 @@
-"""What compressed-tensors itself packs is read as its own dequantisation reads it."""
+"""Checkpoints packed by compressed-tensors itself are read as its own dequantisation reads them."""
 
 from __future__ import annotations
 

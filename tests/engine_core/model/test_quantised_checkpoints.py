@@ -503,7 +503,7 @@ def test_weights_of_a_narrow_type_that_the_method_does_not_read_are_refused(
 
 
 def test_scales_of_the_inputs_of_experts_are_refused(tmp_path: Path) -> None:
-    """As of matrices [inputs, outputs], which may be square."""
+    """Scales laid out for matrices [inputs, outputs], which may be square."""
     from safetensors.torch import save_file
 
     codes = torch.ones(4, 64, 64).to(torch.float8_e4m3fn)
