@@ -266,9 +266,12 @@ def main() -> None:
                 if task == "serve_recorded":
                     recorder = Recorder()
                     options = {
-                        "capture": CaptureConfig((2, 8), (16, 32), recorder),
-                        "kernel_config": KernelConfig(native=False, threads=1),
-                        "copies": HostCopies(),
+                        "kernel_config": KernelConfig(
+                            native=False,
+                            threads=1,
+                            capture=CaptureConfig((2, 8), (16, 32), recorder),
+                            copies=HostCopies(),
+                        ),
                         "make": Follower if index else TorchRunner,
                     }
                 one_calls.num = 0
