@@ -35,6 +35,23 @@ GROUPS = (MODEL, HTTP, SCHEDULING, MEMORY, COMPUTATION, STREAMS, NETWORK, NODES,
 
 
 _Process = Literal["core", "worker", "http", "supervisor"]
+LoadFormat = Literal["auto", "gguf", "hf", "safetensors"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+CacheDtype = Literal["auto", "fp8", "fp8_e4m3", "int8_per_token_head"]
+Quantization = Literal[
+    "fp8_per_block",
+    "fp8_per_channel",
+    "int8_per_channel_weight_only",
+    "q4_0",
+    "q8_0",
+    "awq",
+    "bitsandbytes",
+    "compressed-tensors",
+    "fp8",
+    "gptq",
+    "modelopt",
+    "mxfp4",
+]
 
 
 def _about(
@@ -88,7 +105,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = None
     load_format: Annotated[
-        Literal["auto", "gguf", "hf", "safetensors"],
+        LoadFormat,
         _about(
             MODEL,
             "the files that weights are read from, as in vLLM; auto takes those that a model has, "
@@ -96,7 +113,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = "auto"
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
+        Dtype,
         _about(
             MODEL,
             "data type of weights and activations; auto is float32 on a CPU (bfloat16 for bfloat16 "
@@ -105,21 +122,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = "auto"
     quantization: Annotated[
-        Literal[
-            "fp8_per_block",
-            "fp8_per_channel",
-            "int8_per_channel_weight_only",
-            "q4_0",
-            "q8_0",
-            "awq",
-            "bitsandbytes",
-            "compressed-tensors",
-            "fp8",
-            "gptq",
-            "modelopt",
-            "mxfp4",
-        ]
-        | None,
+        Quantization | None,
         _about(
             MODEL,
             "how weights are coded on a CPU: one scale for each output, or groups of 32 as GGUF's; "
@@ -128,7 +131,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = None
     kv_cache_dtype: Annotated[
-        Literal["auto", "fp8", "fp8_e4m3", "int8_per_token_head"],
+        CacheDtype,
         _about(
             MODEL,
             "what the cache holds keys and values in; auto is --dtype; 8 bits on a CPU alone, in "
@@ -776,26 +779,10 @@ class StackOptions(TypedDict, total=False):
     served_model_name: str | Sequence[str] | None
     tokenizer: str | None
     hf_config_path: str | None
-    load_format: Literal["auto", "gguf", "hf", "safetensors"]
-    dtype: Literal["auto", "float32", "bfloat16", "float16"]
-    quantization: (
-        Literal[
-            "fp8_per_block",
-            "fp8_per_channel",
-            "int8_per_channel_weight_only",
-            "q4_0",
-            "q8_0",
-            "awq",
-            "bitsandbytes",
-            "compressed-tensors",
-            "fp8",
-            "gptq",
-            "modelopt",
-            "mxfp4",
-        ]
-        | None
-    )
-    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "int8_per_token_head"]
+    load_format: LoadFormat
+    dtype: Dtype
+    quantization: Quantization | None
+    kv_cache_dtype: CacheDtype
     device: Literal["auto", "cpu", "cuda"]
     engine: Literal["slipstream", "vllm"]
     engine_args: str | dict[str, Any] | None
