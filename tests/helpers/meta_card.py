@@ -20,7 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig
 
-from slipstream_core.attention.fixed_shape import DecodeColumns, MixedColumns
+from slipstream_core.attention.batch_order import BatchOrder, plan_order
+from slipstream_core.attention.block_tables import BlockTables
+from slipstream_core.attention.fixed_shape import DecodeColumns, FixedShapeBackend, MixedColumns
 from slipstream_core.attention.geometry import read_geometry
 from slipstream_core.attention.interface import AttentionParams, register
 from slipstream_core.attention.kv_cache import LayerCache
@@ -183,7 +185,16 @@ class WatchedRecorder:
 class MetaAttention:
     """In place of Triton's attention, which has its own tests: computes shapes only."""
 
-    def of_plan(self, plan: StepPlan, block_tables: torch.Tensor) -> MetaAttention:
+    tables_device = META
+
+    @property
+    def fixed_shape(self) -> FixedShapeBackend:
+        return FixedShapeBackend(self.of_decode, self.of_mixed)
+
+    def order(self, plan: StepPlan) -> BatchOrder:
+        return plan_order(plan)
+
+    def of_plan(self, plan: StepPlan, order: BatchOrder, tables: BlockTables) -> MetaAttention:
         return self
 
     def of_decode(self, layers: Sequence[LayerCache], columns: DecodeColumns) -> MetaAttention:
@@ -303,9 +314,8 @@ def meta_runner(
     )
     recorder = WatchedRecorder()
     try:
-        attention: Any = MetaAttention()
         draws: Any = MetaDraws()
-        runner._triton, runner._sampling.whole = attention, draws
+        runner._attention, runner._sampling.whole = MetaAttention(), draws
         if graph_sizes:
             with torch.inference_mode():  # modes are per thread, so not on the device's thread
                 runner._record(CaptureConfig(graph_sizes, token_buckets, recorder))

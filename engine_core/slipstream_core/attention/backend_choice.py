@@ -1,4 +1,4 @@
-"""Decides whether a model's attention runs on Triton's kernels.
+"""What an attention back end is, and whether a model's attention runs on Triton's kernels.
 
 Triton is imported only where it may be used: not on a machine without a card, unless
 TRITON_INTERPRET=1 selects its interpreter (tests).
@@ -13,22 +13,47 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
+from slipstream_core.attention.batch_order import BatchOrder
+from slipstream_core.attention.block_tables import BlockTables
+from slipstream_core.attention.fixed_shape import FixedShapeBackend
 from slipstream_core.attention.geometry import LayerGeometry
+from slipstream_core.attention.interface import AttentionContext
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.kernels.card.tiles import MAX_DIM, MAX_GROUP, Heads, supports
 from slipstream_core.kernels.card.triton_support import is_wanted, shared_limit, unready
 from slipstream_core.load_error import ModelLoadError, compiling
+from slipstream_core.step.plan import StepPlan
 
 if TYPE_CHECKING:
     from slipstream_core.attention.triton_backend import TritonAttention
 
 logger = logging.getLogger(__name__)
 
-AttentionBackend = Literal["auto", "triton", "torch"]
+BackendName = Literal["auto", "triton", "torch"]
+
+
+class AttentionBackend(Protocol):
+    """A model's attention on one device, which makes a context for each step."""
+
+    @property
+    def fixed_shape(self) -> FixedShapeBackend | None:
+        """The contexts of recorded steps; None where they cannot be, or do not pay."""
+
+    @property
+    def tables_device(self) -> torch.device:
+        """The device that block tables are read on."""
+
+    def order(self, plan: StepPlan) -> BatchOrder:
+        """The order in which the model is given a plan's rows and tokens."""
+
+    def of_plan(self, plan: StepPlan, order: BatchOrder, tables: BlockTables) -> AttentionContext:
+        """The context of a plan's forward, in this order. The plan and the tables must not change
+        until the forward is done.
+        """
 
 
 def triton_attention(
@@ -39,7 +64,7 @@ def triton_attention(
     dtype: torch.dtype,
     device: torch.device,
     model: str,
-    wanted: AttentionBackend = "auto",
+    wanted: BackendName = "auto",
 ) -> TritonAttention | None:
     """Attention by compiled Triton kernels; None where TorchAttention has to serve.
 

@@ -1,16 +1,50 @@
-"""The order in which the model sees a step's rows and tokens, from a plan's columns."""
+"""A step's rows as a host has them, and the order in which the model sees them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import numpy as np
-import numpy.typing as npt
 
-from slipstream_core.step.plan import StepPlan
+from slipstream_core.step.plan import Int32s, Int64s, StepPlan
 
-Selector = slice | npt.NDArray[np.int64]
+Selector = slice | Int64s
 
 
-def begun_blocks(plan: StepPlan, block_size: int) -> npt.NDArray[np.int64]:
+class BatchOrder(NamedTuple):
+    """The model's order of a plan's rows and tokens."""
+
+    rows: Selector
+    tokens: Selector
+    last: Int64s  # [R]: the index of the last token of each row of the plan, in this order
+
+
+@dataclass(frozen=True, slots=True)
+class HostRows:
+    """A step's rows and their places in the cache, decode rows first."""
+
+    num_decodes: int
+    query_lens: Int32s  # [R]
+    kv_lens: Int32s  # [R], with this step's tokens
+    slots: Int64s  # [R]: whose tables in `block_tables` are the rows'
+    block_tables: Int32s  # [slots, width]
+    block_size: int
+
+    def chunks(self) -> HostRows:
+        """The prefill rows alone."""
+        rest = slice(self.num_decodes, None)
+        return HostRows(
+            0,
+            self.query_lens[rest],
+            self.kv_lens[rest],
+            self.slots[rest],
+            self.block_tables,
+            self.block_size,
+        )
+
+
+def begun_blocks(plan: StepPlan, block_size: int) -> Int64s:
     """The blocks that this step begins but does not fill, int64 [n].
 
     Only a row's last block can be one. In decode that is one row in `block_size` on average, so
@@ -22,28 +56,25 @@ def begun_blocks(plan: StepPlan, block_size: int) -> npt.NDArray[np.int64]:
     return plan.kv_slots[last] // block_size
 
 
-def plan_order(plan: StepPlan) -> tuple[Selector, Selector, npt.NDArray[np.int64]]:
-    """The plan's own order, in the form of `by_length`."""
-    return slice(None), slice(None), np.cumsum(plan.query_lens, dtype=np.int64) - 1
+def plan_order(plan: StepPlan) -> BatchOrder:
+    """The plan's own order."""
+    last = np.cumsum(plan.query_lens, dtype=np.int64) - 1
+    return BatchOrder(slice(None), slice(None), last)
 
 
-def by_length(
-    plan: StepPlan,
-) -> tuple[Selector, Selector, npt.NDArray[np.int64]]:
+def by_length(plan: StepPlan) -> BatchOrder:
     """Decode rows by ascending length, as TorchAttention needs them, then prefill rows.
 
     Attention buckets are then contiguous in every layer. Restoring the plan's order is free, as the
     rows whose logits are kept are picked by index anyway.
-
-    Returns selectors of the rows and of the tokens, and for each row of the plan the new index of
-    its last token, [R].
     """
-    last = np.cumsum(plan.query_lens, dtype=np.int64) - 1
+    unsorted = plan_order(plan)
     decodes = plan.kv_lens[: plan.num_decodes]
     if len(decodes) < 2 or bool((decodes[1:] >= decodes[:-1]).all()):
-        return slice(None), slice(None), last
+        return unsorted
     order = np.argsort(decodes, kind="stable")
+    last = unsorted.last
     last[order] = np.arange(len(order))
     rows = np.concatenate([order, np.arange(len(order), plan.num_requests)])
     tokens = np.concatenate([order, np.arange(len(order), plan.num_tokens)])
-    return rows, tokens, last
+    return BatchOrder(rows, tokens, last)

@@ -17,13 +17,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from slipstream_core.attention.batch_order import BatchOrder, HostRows, plan_order
+from slipstream_core.attention.block_tables import BlockTables
 from slipstream_core.attention.cache_formats import NUMBERS, CacheFormat
+from slipstream_core.attention.fixed_shape import FIXED_SHAPE
 from slipstream_core.attention.interface import AttentionParams
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.attention.torch_backend import Scratch, TorchAttention
 from slipstream_core.kernels.cpu.kernels import Decode, Kernels, dense_rows
 from slipstream_core.kernels.cpu.step_adapters import StepAdapters
-from slipstream_core.step.plan import Int32s, Int64s
+from slipstream_core.step.plan import Int64s, StepPlan
 
 
 class CpuContext:
@@ -33,29 +36,21 @@ class CpuContext:
         self,
         kernels: Kernels,
         layers: Sequence[LayerCache],
-        *,
-        num_decodes: int,
-        query_lens: Int32s,  # [R]
-        kv_lens: Int32s,  # [R], with this step's tokens
+        rows: HostRows,
         kv_slots: Int64s,  # [T]
-        slots: Int64s,  # [R]: whose tables in `block_tables` are the rows'
-        block_tables: Int32s,  # [slots, width]
-        block_size: int,
         scratch: Scratch,
-        adapters: StepAdapters | None = None,
     ) -> None:
-        """adapters: of the step's tokens; None: none of them has one."""
-        self.adapters = adapters
+        self.adapters: StepAdapters | None = None  # of the step's tokens; None: none has one
         self._kernels = kernels
         self._layers = layers
-        self._num_decodes = num_decodes
+        self._num_decodes = rows.num_decodes
         form: CacheFormat = layers[0].format if layers else "auto"
-        assert block_tables.flags.c_contiguous
+        assert rows.block_tables.flags.c_contiguous
         self._columns = (  # kept alive: the kernel has their addresses
             np.ascontiguousarray(kv_slots, np.int64),
-            block_tables,
-            np.ascontiguousarray(slots, np.int64),
-            np.ascontiguousarray(kv_lens, np.int32),
+            rows.block_tables,
+            np.ascontiguousarray(rows.slots, np.int64),
+            np.ascontiguousarray(rows.kv_lens, np.int32),
         )
         stored, tables, table_rows, lens = self._columns
         self._call = Decode(
@@ -65,20 +60,15 @@ class CpuContext:
             widest=tables.shape[1],
             table_rows=table_rows.ctypes.data,
             lens=lens.ctypes.data,
-            rows=num_decodes,
-            block_size=block_size,
+            rows=rows.num_decodes,
+            block_size=rows.block_size,
             cache=NUMBERS[form],
         )
         self._at = ctypes.addressof(self._call)
         self._chunks: TorchAttention | None = None
-        if num_decodes < len(kv_lens):
+        if rows.num_decodes < len(rows.kv_lens):
             self._chunks = TorchAttention(
-                num_decodes=0,
-                query_lens=query_lens[num_decodes:],
-                kv_lens=kv_lens[num_decodes:],
-                slots=slots[num_decodes:],
-                block_tables=block_tables,
-                block_size=block_size,
+                rows.chunks(),
                 blocks_per_bucket=1,
                 scratch=scratch,
                 always_gathers=form != "auto",
@@ -133,3 +123,33 @@ class CpuContext:
             rest = slice(self._num_decodes, None)
             output[rest] = self._chunks.attend(query[rest], key[rest], value[rest], cache, params)
         return output
+
+
+class CpuBackend:
+    """Implements AttentionBackend."""
+
+    def __init__(
+        self, kernels: Kernels, layers: Sequence[LayerCache], block_size: int, scratch: Scratch
+    ) -> None:
+        self.tables_device = scratch.device
+        self.fixed_shape = FIXED_SHAPE
+        self._kernels = kernels
+        self._layers = layers
+        self._block_size = block_size
+        self._scratch = scratch
+
+    def order(self, plan: StepPlan) -> BatchOrder:
+        """The plan's own."""
+        return plan_order(plan)
+
+    def of_plan(self, plan: StepPlan, order: BatchOrder, tables: BlockTables) -> CpuContext:
+        """See AttentionBackend; reads the plan's columns in place."""
+        rows = HostRows(
+            plan.num_decodes,
+            plan.query_lens,
+            plan.kv_lens,
+            plan.slots,
+            tables.array,
+            self._block_size,
+        )
+        return CpuContext(self._kernels, self._layers, rows, plan.kv_slots, self._scratch)

@@ -87,6 +87,11 @@ def allocate(
     return layers
 
 
+def widest_block(layers: Sequence[LayerCache]) -> int:
+    """The most bytes that a block's keys take in a layer; 1 if none attends."""
+    return max((layer.key_blocks[0].nbytes for layer in layers), default=1)
+
+
 def zeros(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor [size] of zeros, whose memory a CPU takes as it is written."""
     if device.type != "cpu":

@@ -14,6 +14,7 @@ one by one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,11 +22,19 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from slipstream_core.attention.block_tables import padded_rows
+from slipstream_core.attention.batch_order import (
+    BatchOrder,
+    HostRows,
+    Selector,
+    begun_blocks,
+    by_length,
+)
+from slipstream_core.attention.block_tables import BlockTables, padded_rows
 from slipstream_core.attention.cache_formats import decoded
+from slipstream_core.attention.fixed_shape import FIXED_SHAPE, FixedShapeBackend
 from slipstream_core.attention.interface import AttentionParams
-from slipstream_core.attention.kv_cache import LayerCache
-from slipstream_core.step.plan import Bools, Int32s, Int64s
+from slipstream_core.attention.kv_cache import LayerCache, widest_block
+from slipstream_core.step.plan import Bools, Int32s, StepPlan
 from slipstream_core.step.staging import to_device
 
 _Sight = tuple[int | None, int | None]  # a window and a chunk
@@ -172,34 +181,23 @@ class TorchAttention:
 
     def __init__(
         self,
+        rows: HostRows,
         *,
-        num_decodes: int,
-        query_lens: Int32s,  # [R]
-        kv_lens: Int32s,  # [R], with this step's tokens
-        slots: Int64s,  # [R]: whose tables in `block_tables` are the rows'
-        block_tables: Int32s,  # [slots, width]
-        block_size: int,
         blocks_per_bucket: int,
         scratch: Scratch,
         always_gathers: bool = False,
     ) -> None:
         """always_gathers: False takes the keys of a whole prompt from the step itself."""
         self._scratch = scratch
-        self._buckets = _buckets(
-            kv_lens[:num_decodes],
-            slots[:num_decodes],
-            block_tables,
-            block_size,
-            blocks_per_bucket,
-            scratch,
-        )
+        self._buckets = _buckets(rows, blocks_per_bucket, scratch)
         self._chunks = []
-        start = num_decodes
-        for row in range(num_decodes, len(kv_lens)):
-            kv_len, stop = int(kv_lens[row]), start + int(query_lens[row])
+        start = rows.num_decodes
+        for row in range(rows.num_decodes, len(rows.kv_lens)):
+            kv_len, stop = int(rows.kv_lens[row]), start + int(rows.query_lens[row])
             blocks = None
             if stop - start < kv_len or always_gathers:
-                blocks = scratch.indices(block_tables[slots[row], : -(-kv_len // block_size)])
+                table = rows.block_tables[rows.slots[row]]
+                blocks = scratch.indices(table[: -(-kv_len // rows.block_size)])
             self._chunks.append(_Chunk(start, stop, kv_len, blocks))
             start = stop
 
@@ -284,18 +282,85 @@ class TorchAttention:
         return output[0].transpose(0, 1)
 
 
-def _buckets(
-    kv_lens: Int32s,
-    slots: Int64s,
-    block_tables: Int32s,
-    block_size: int,
-    blocks_per_bucket: int,
-    scratch: Scratch,
-) -> list[_Bucket]:
-    """Group neighbouring rows into buckets, as many as fit; a single row may exceed the size."""
-    lens = -(-kv_lens // block_size)
+@dataclass(frozen=True, slots=True)
+class TorchContext:
+    """An AttentionContext over the paged cache."""
+
+    layers: Sequence[LayerCache]
+    kv_slots: torch.Tensor  # [T] int64: the slot of each token's key and value
+    attention: TorchAttention  # shared by all layers of the step
+    begun_blocks: torch.Tensor | None = None  # [n] int64: cleared before storing
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """Store, then attend; shapes as in AttentionContext.attend."""
+        cache = self.layers[layer]
+        if self.begun_blocks is not None:
+            cache.clear(self.begun_blocks)
+        cache.store(self.kv_slots, key, value)
+        return self.attention.attend(query, key, value, cache, params)
+
+
+class TorchBackend:
+    """Implements AttentionBackend. Recorded steps have fixed shapes on a CPU alone: on a card they
+    would not pay.
+    """
+
+    def __init__(self, layers: Sequence[LayerCache], block_size: int, scratch: Scratch) -> None:
+        self._layers = layers
+        self._block_size = block_size
+        self._scratch = scratch
+        self._blocks_per_bucket = scratch_bytes(scratch.device) // widest_block(layers)
+        is_card = scratch.device.type == "cuda"
+        # the host says which blocks to read
+        self.tables_device = torch.device("cpu") if is_card else scratch.device
+        self.fixed_shape: FixedShapeBackend | None = (
+            FIXED_SHAPE if scratch.device.type == "cpu" else None
+        )
+
+    def order(self, plan: StepPlan) -> BatchOrder:
+        """Decode rows by ascending length."""
+        return by_length(plan)
+
+    def of_plan(self, plan: StepPlan, order: BatchOrder, tables: BlockTables) -> TorchContext:
+        """See AttentionBackend."""
+        rows: Selector = order.rows
+        attention = TorchAttention(
+            HostRows(
+                plan.num_decodes,
+                plan.query_lens[rows],
+                plan.kv_lens[rows],
+                plan.slots[rows],
+                tables.array,
+                self._block_size,
+            ),
+            blocks_per_bucket=self._blocks_per_bucket,
+            scratch=self._scratch,
+        )
+        device = self._scratch.device
+        begun = begun_blocks(plan, self._block_size)
+        return TorchContext(
+            self._layers,
+            to_device(plan.kv_slots[order.tokens], device),
+            attention,
+            to_device(begun, device) if len(begun) else None,
+        )
+
+
+def _buckets(rows: HostRows, blocks_per_bucket: int, scratch: Scratch) -> list[_Bucket]:
+    """Group neighbouring decode rows into buckets, as many as fit; a single row may exceed the
+    size.
+    """
+    kv_lens, slots = rows.kv_lens[: rows.num_decodes], rows.slots[: rows.num_decodes]
+    lens = -(-kv_lens // rows.block_size)
     # what a bucket gathers behind a row is masked, which hides no NaN: it is the null block
-    tables, num_blocks = padded_rows(block_tables, slots, lens), lens.tolist()
+    tables, num_blocks = padded_rows(rows.block_tables, slots, lens), lens.tolist()
     buckets = []
     start = 0
     while start < len(num_blocks):
@@ -309,7 +374,7 @@ def _buckets(
                 stop,
                 kv_lens[start:stop],
                 scratch.indices(tables[start:stop, :widest]),
-                widest * block_size,
+                widest * rows.block_size,
             )
         )
         start = stop

@@ -35,7 +35,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from slipstream_core.attention.fixed_shape import DecodeColumns, MixedColumns
+from slipstream_core.attention.batch_order import BatchOrder, plan_order
+from slipstream_core.attention.block_tables import BlockTables
+from slipstream_core.attention.fixed_shape import DecodeColumns, FixedShapeBackend, MixedColumns
 from slipstream_core.attention.geometry import LayerGeometry
 from slipstream_core.attention.interface import AttentionParams, CacheSlots
 from slipstream_core.attention.kv_cache import LayerCache
@@ -112,7 +114,7 @@ class Launch:
 
 
 class TritonAttention:
-    """A model's attention on one device, which makes a context for each step."""
+    """Implements AttentionBackend."""
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class TritonAttention:
         self._layers = layers
         self._block_size = block_size
         self._shared_limit = shared_limit(device) if shared_bytes is None else shared_bytes
-        self._device = device
+        self._device = self.tables_device = device
         self._processors = _INTERPRETED_PROCESSORS if is_interpreted() else _PROCESSORS
         self._forms: dict[_FormKey, LayerForm] = {}
         if device.type == "cuda":
@@ -226,11 +228,17 @@ class TritonAttention:
             combine=shared | {"AT_ONCE": MAX_SPLITS},
         )
 
-    def of_plan(self, plan: StepPlan, block_tables: torch.Tensor) -> TritonContext:
-        """The context of a plan; copies its columns to the device.
+    @property
+    def fixed_shape(self) -> FixedShapeBackend:
+        """The same kernels over columns that stay in place."""
+        return FixedShapeBackend(self.of_decode, self.of_mixed)
 
-        block_tables: of all slots, [slots, width] int32, on the device.
-        """
+    def order(self, plan: StepPlan) -> BatchOrder:
+        """The plan's own."""
+        return plan_order(plan)
+
+    def of_plan(self, plan: StepPlan, order: BatchOrder, tables: BlockTables) -> TritonContext:
+        """See AttentionBackend; copies the plan's columns to the device."""
         starts = decodes = None
         if plan.num_decodes < plan.num_requests:
             both = np.zeros(plan.num_requests + 2, np.int32)
@@ -244,7 +252,7 @@ class TritonAttention:
                 self._to(plan.kv_slots),
                 self._to(plan.kv_lens),
                 self._to(plan.slots),
-                block_tables,
+                tables.tensor,
                 starts,
                 decodes,
                 longest=int(plan.kv_lens.max()),

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from slipstream_core.attention.batch_order import HostRows
 from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.attention.torch_backend import Scratch
@@ -712,15 +713,13 @@ def trial_context(decode: DecodeGraph, kernels: Kernels, rows: int) -> CpuContex
             torch.zeros(rows + 1, each.kv_heads, dim) for dim in (each.key_dim, each.value_dim)
         )
         layers[each.layer] = LayerCache(keys, values, keys.flatten(1), values.flatten(1))
-    return CpuContext(
-        kernels,
-        layers,
+    of_rows = HostRows(
         num_decodes=rows,
         query_lens=np.ones(rows, np.int32),
         kv_lens=np.ones(rows, np.int32),
-        kv_slots=np.arange(1, rows + 1),
         slots=np.arange(rows),
         block_tables=np.arange(1, rows + 1, dtype=np.int32)[:, None],
         block_size=1,
-        scratch=Scratch(torch.float32, torch.device("cpu")),
     )
+    scratch = Scratch(torch.float32, torch.device("cpu"))
+    return CpuContext(kernels, layers, of_rows, np.arange(1, rows + 1), scratch)

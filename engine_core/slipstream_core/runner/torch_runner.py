@@ -36,16 +36,15 @@ from slipstream_core.adapters.sites import Site, why_no_site
 from slipstream_core.attention import kv_cache
 from slipstream_core.attention.backend_choice import (
     AttentionBackend,
+    BackendName,
     triton_attention,
 )
-from slipstream_core.attention.batch_order import Selector, begun_blocks, by_length, plan_order
+from slipstream_core.attention.batch_order import Selector
 from slipstream_core.attention.block_tables import BlockTables, table_width
-from slipstream_core.attention.cpu_backend import CpuContext
-from slipstream_core.attention.fixed_shape import FIXED_SHAPE, FixedShapeBackend
-from slipstream_core.attention.forward_context import ForwardContext
+from slipstream_core.attention.cpu_backend import CpuBackend, CpuContext
 from slipstream_core.attention.interface import AttentionContext
-from slipstream_core.attention.kv_cache import LayerCache
-from slipstream_core.attention.torch_backend import Scratch, TorchAttention, scratch_bytes
+from slipstream_core.attention.kv_cache import widest_block
+from slipstream_core.attention.torch_backend import Scratch, TorchBackend
 from slipstream_core.config import LoraConfig
 from slipstream_core.forward.forward_ops import ForwardOps
 from slipstream_core.forward.operations import OperationList
@@ -97,7 +96,7 @@ class KernelConfig:
     """The kernels of a runner's forwards, the threads that run them, and what is recorded."""
 
     native: bool = True  # our kernels; else torch's operators
-    attention_backend: AttentionBackend = "auto"
+    attention_backend: BackendName = "auto"
     packs: bool = True  # weights are laid out anew for the kernels; else they stay as loaded
     threads: int | None = None  # of a CPU; None: as many as torch has
     capture: CaptureConfig = NO_CAPTURE
@@ -156,7 +155,6 @@ class TorchRunner:
         self.weight_bytes = sum(weight.nbytes for weight in model.module.parameters())
         self._device = model.device
         self._rank = model.rank
-        self._block_size = block_size
         self._layers = kv_cache.allocate(
             model.geometry,
             num_blocks=num_blocks,
@@ -165,15 +163,13 @@ class TorchRunner:
             device=model.device,
             form=model.cache_format,
         )
-        self._scratch = Scratch(model.dtype, model.device)
         if copies is None and model.device.type == "cuda":
             copies = CardCopies(model.device)
         self._copies = copies
-        widest = _widest(self._layers)
         is_cpu_float32 = model.device.type == "cpu" and model.dtype == torch.float32
-        self._triton = None
+        triton = None
         if kernel_config.native or kernel_config.attention_backend == "triton":
-            self._triton = triton_attention(
+            triton = triton_attention(
                 model.geometry,
                 self._layers,
                 block_size=block_size,
@@ -183,10 +179,18 @@ class TorchRunner:
                 wanted=kernel_config.attention_backend,
             )
         has_kernels = kernel_config.native and kernel_config.attention_backend == "auto"
-        has_kernels &= is_cpu_float32 and self._triton is None
+        has_kernels &= is_cpu_float32 and triton is None
         self._kernels = kernels() if has_kernels else None
         if model.cache_format != "auto" and self._kernels is None:
             raise ModelLoadError(model.name, _no_codes(model, kernel_config))
+        scratch = Scratch(model.dtype, model.device)
+        self._attention: AttentionBackend | None
+        if triton is not None:
+            self._attention = triton
+        elif self._kernels is not None:
+            self._attention = CpuBackend(self._kernels, self._layers, block_size, scratch)
+        else:
+            self._attention = TorchBackend(self._layers, block_size, scratch)
         self._is_recorded = False
         self._mixes_by_kernels = False
         self._states: StatePool | None = None
@@ -199,7 +203,10 @@ class TorchRunner:
                 num_snapshots=num_snapshots,
             )
         self._sites: dict[str, Site] | None = None if lora is None else {}
-        self._model = self._forward_of(model) if kernel_config.packs else eager(model.module)
+        if kernel_config.packs:
+            self._model = self._forward_of(model, has_triton=triton is not None)
+        else:
+            self._model = eager(model.module)
         self.adapters: AdapterTable | None = None
         if lora is not None:
             self._load_adapters(model, lora, is_left_out=has_predecessor)
@@ -207,14 +214,12 @@ class TorchRunner:
         if copies is None and model.rank is None and not model.states:
             is_exact = isinstance(self._model, DecodesInOneCall) and self._model.has_exact_rows
             self.info = replace(self.info, takes_drafts=is_exact)
-        self._blocks_per_bucket = scratch_bytes(model.device) // widest
-        # torch's operators are told by the host which blocks to read
-        on_host = model.device.type == "cuda" and self._triton is None
+        tables_device = self._attention.tables_device
         self._tables = BlockTables(
             max_num_seqs,
             table_width(max_row_len or self.info.max_model_len, block_size),
-            torch.device("cpu") if on_host else model.device,
-            None if on_host else copies,
+            tables_device,
+            copies if tables_device == model.device else None,
         )
         self._sampling = SampleStage(
             model,
@@ -242,7 +247,7 @@ class TorchRunner:
         if capture.sizes:
             self._on_device(partial(self._record, capture))
 
-    def _forward_of(self, model: LoadedModel) -> Forward:
+    def _forward_of(self, model: LoadedModel, *, has_triton: bool) -> Forward:
         recorded = None
         if self._kernels is not None:
             agree: Callable[[bool], bool] = bool
@@ -265,7 +270,7 @@ class TorchRunner:
                 self._mixes_by_kernels = kernels_mix(
                     model.module, self._kernels, model.vocab_size, model.states
                 )
-        elif self._triton is None:
+        elif not has_triton:
             widen_codes(model.module)
         else:
             recorded = trace_for_card(model.module, ForwardOps(), model.vocab_size, self._device)
@@ -343,7 +348,7 @@ class TorchRunner:
         """Stop the device's thread and free the cache. Idempotent."""
         self._sampling.masks.close()  # unblocks a step that waits for masks
         self._thread.close()
-        self._graphs = self._triton = None  # both reference the cache
+        self._graphs = self._attention = None  # both reference the cache
         self._layers, self._states = [], None
         if self._tracer is not None:
             self._tracer.close()
@@ -354,7 +359,7 @@ class TorchRunner:
         The system gives memory to a page when it is written for the first time. No step may be in
         flight, and no request may have blocks.
         """
-        piece = max(1, _TOUCHED_BYTES // _widest(self._layers))
+        piece = max(1, _TOUCHED_BYTES // widest_block(self._layers))
         end_s, done = clock() + within_s, 0
 
         def touch() -> None:
@@ -400,7 +405,8 @@ class TorchRunner:
         self._thread.collect()
 
     def _record(self, capture: CaptureConfig) -> None:
-        backend = self._fixed_shape_backend()
+        assert self._attention is not None
+        backend = self._attention.fixed_shape
         if backend is None or self._copies is None:
             logger.warning("CUDA graphs are disabled: this attention backend has no fixed shapes")
             return
@@ -415,7 +421,7 @@ class TorchRunner:
                 self._layers,
                 sampling.last_token,
                 self._tables.tensor,
-                self._block_size,
+                self.info.block_size,
             ),
             vocab=sampling.vocab,
             copies=self._copies,
@@ -434,12 +440,6 @@ class TorchRunner:
         if self._device.type != "cuda":
             return None
         return int(torch.cuda.mem_get_info(self._device)[0])
-
-    def _fixed_shape_backend(self) -> FixedShapeBackend | None:
-        """Attention for recorded steps; None where they cannot be, or it does not pay."""
-        if self._triton is not None:
-            return FixedShapeBackend(self._triton.of_decode, self._triton.of_mixed)
-        return FIXED_SHAPE if self._device.type == "cpu" else None
 
     def _run(self, plan: StepPlan) -> Any:
         begin_ns = time.monotonic_ns()
@@ -485,20 +485,22 @@ class TorchRunner:
 
         The logits of the plan's `prompt` positions, if any, are appended.
         """
-        if self._kernels is None and self._triton is None:
-            rows, tokens, last = by_length(plan)
-        else:
-            rows, tokens, last = plan_order(plan)
-        kept = last[plan.samples]
+        assert self._attention is not None
+        order = self._attention.order(plan)
+        tokens, kept = order.tokens, order.last[plan.samples]
         if plan.prompt is not None:  # prefill tokens keep the plan's positions in either order
             kept = np.concatenate([kept, plan.prompt.tokens])
         ids, sources, positions, keep = self._sent(
             plan.token_ids[tokens], plan.gather_slots[tokens], plan.positions[tokens], kept
         )
         ids = torch.where(sources < 0, ids, self._sampling.last_token[sources.clamp(min=0)])
-        context = self._context(plan, rows, tokens, kept)
+        context = self._attention.of_plan(plan, order, self._tables)
+        if self.adapters is not None:
+            assert isinstance(context, CpuContext)
+            of_tokens = np.repeat(plan.adapters, plan.query_lens)
+            context.adapters = self.adapters.of_step(of_tokens, of_tokens[kept])
         if self._states is not None:
-            context = self._with_mixers(context, self._states, plan, rows)
+            context = self._with_mixers(context, self._states, plan, order.rows)
         return self._model(ids[None], positions[None], keep, context)[0]
 
     def _sent(self, *columns: npt.NDArray[np.generic]) -> Sequence[torch.Tensor]:
@@ -506,48 +508,6 @@ class TorchRunner:
         if self._staging is None:
             return [self._to(column) for column in columns]
         return self._staging.send_columns(columns)
-
-    def _context(
-        self, plan: StepPlan, rows: Selector, tokens: Selector, kept: Int64s
-    ) -> AttentionContext:
-        """The attention context of this step, with rows and tokens in the model's order."""
-        if self._triton is not None:
-            return self._triton.of_plan(plan, self._tables.tensor)
-        if self._kernels is not None:
-            adapters = None
-            if self.adapters is not None:
-                of_tokens = np.repeat(plan.adapters, plan.query_lens)
-                adapters = self.adapters.of_step(of_tokens, of_tokens[kept])
-            return CpuContext(
-                self._kernels,
-                self._layers,
-                num_decodes=plan.num_decodes,
-                query_lens=plan.query_lens,
-                kv_lens=plan.kv_lens,
-                kv_slots=plan.kv_slots,
-                slots=plan.slots,
-                block_tables=self._tables.array,
-                block_size=self._block_size,
-                scratch=self._scratch,
-                adapters=adapters,
-            )
-        attention = TorchAttention(
-            num_decodes=plan.num_decodes,
-            query_lens=plan.query_lens[rows],
-            kv_lens=plan.kv_lens[rows],
-            slots=plan.slots[rows],
-            block_tables=self._tables.array,
-            block_size=self._block_size,
-            blocks_per_bucket=self._blocks_per_bucket,
-            scratch=self._scratch,
-        )
-        begun = begun_blocks(plan, self._block_size)
-        return ForwardContext(
-            self._layers,
-            self._to(plan.kv_slots[tokens]),
-            attention,
-            self._to(begun) if len(begun) else None,
-        )
 
     def _with_mixers(
         self, attention: AttentionContext, pool: StatePool, plan: StepPlan, rows: Selector
@@ -606,11 +566,6 @@ def _of_all_columns(forward: Forward, width: int) -> Forward:
         return gather_over_ranks(forward(ids, positions, keep, context), width)
 
     return whole
-
-
-def _widest(layers: Sequence[LayerCache]) -> int:
-    """The most bytes that a block's keys take in a layer; 1 if none attends."""
-    return max((layer.key_blocks[0].nbytes for layer in layers), default=1)
 
 
 def _no_codes(model: LoadedModel, config: KernelConfig) -> str:

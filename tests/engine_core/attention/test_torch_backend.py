@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tests.helpers.rounded_caches import encoded
 
 from slipstream_core.attention import kv_cache
+from slipstream_core.attention.batch_order import HostRows
 from slipstream_core.attention.cache_formats import CacheFormat, decoded
 from slipstream_core.attention.cpu_backend import CpuContext
-from slipstream_core.attention.forward_context import ForwardContext
 from slipstream_core.attention.geometry import LayerGeometry
 from slipstream_core.attention.interface import AttentionParams, paged_attention
 from slipstream_core.attention.kv_cache import LayerCache
-from slipstream_core.attention.torch_backend import Scratch, TorchAttention
+from slipstream_core.attention.torch_backend import Scratch, TorchAttention, TorchContext
 from slipstream_core.kernels.cpu.kernels import Kernels, kernels
 
 torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
@@ -155,30 +155,19 @@ def make_step(
     slots_of_rows = 1 + 2 * np.arange(len(tables))[::-1]
     by_slot = np.full((2 * len(tables), tables.shape[1]), 1, np.int32)
     by_slot[slots_of_rows] = tables
-    attention = TorchAttention(
+    rows = HostRows(
         num_decodes=len(case.decode_lens),
         query_lens=np.array(counts, np.int32),
         kv_lens=kv_lens,
         slots=slots_of_rows,
         block_tables=by_slot,
         block_size=case.block_size,
-        blocks_per_bucket=case.blocks_per_bucket,
-        scratch=Scratch(torch.float32, torch.device("cpu")),
     )
-    context: Any = ForwardContext(layers, torch.cat(slots), attention)
+    scratch, kv_slots = Scratch(torch.float32, torch.device("cpu")), torch.cat(slots)
+    attention = TorchAttention(rows, blocks_per_bucket=case.blocks_per_bucket, scratch=scratch)
+    context: Any = TorchContext(layers, kv_slots, attention)
     if kernels is not None:
-        context = CpuContext(
-            kernels,
-            layers,
-            num_decodes=len(case.decode_lens),
-            query_lens=np.array(counts, np.int32),
-            kv_lens=kv_lens,
-            kv_slots=torch.cat(slots).numpy(),
-            slots=slots_of_rows,
-            block_tables=by_slot,
-            block_size=case.block_size,
-            scratch=Scratch(torch.float32, torch.device("cpu")),
-        )
+        context = CpuContext(kernels, layers, rows, kv_slots.numpy(), scratch)
     return Step(
         context, query, torch.cat(keys), torch.cat(values), params, torch.stack(expected).float()
     )
@@ -382,7 +371,7 @@ def test_bfloat16() -> None:
         object.__setattr__(layer, "key_blocks", layer.keys.view(layer.key_blocks.shape))
         object.__setattr__(layer, "value_blocks", layer.values.view(layer.value_blocks.shape))
     step.context.attention._scratch = Scratch(half, torch.device("cpu"))
-    context = ForwardContext(layers, step.context.kv_slots, step.context.attention)
+    context = TorchContext(layers, step.context.kv_slots, step.context.attention)
     output = context.attend(
         0, step.query.to(half), step.key.to(half), step.value.to(half), step.params
     )

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from slipstream_core.attention.batch_order import HostRows
 from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.attention.torch_backend import Scratch
@@ -93,17 +94,13 @@ def _context(rows: int) -> CpuContext:
     lens = random.integers(1, CONTEXT, rows).astype(np.int32)
     tables = 1 + random.permutation(rows * blocks).reshape(rows, blocks).astype(np.int32)
     slots = tables[np.arange(rows), (lens - 1) // block] * block + (lens - 1) % block
+    of_rows = HostRows(rows, np.ones(rows, np.int32), lens, np.arange(rows), tables, block)
     return CpuContext(
-        kernels=FOUND,  # type: ignore[arg-type]
-        layers=layers,
-        num_decodes=rows,
-        query_lens=np.ones(rows, np.int32),
-        kv_lens=lens,
-        kv_slots=slots,
-        slots=np.arange(rows),
-        block_tables=tables,
-        block_size=block,
-        scratch=Scratch(torch.float32, torch.device("cpu")),
+        FOUND,  # type: ignore[arg-type]
+        layers,
+        of_rows,
+        slots,
+        Scratch(torch.float32, torch.device("cpu")),
     )
 
 

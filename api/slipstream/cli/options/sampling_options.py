@@ -20,7 +20,7 @@ _OPTIONS = (
     ("top-k", "K", "draw from the K most likely tokens (0 is off)"),
     ("min-p", "P", "draw from tokens at least P times as likely as the most likely (0 is off)"),
     ("seed", "N", "the same seed and prompt give the same tokens (default: a random one)"),
-    ("min-tokens", "N", "minimum length of the answer, in tokens (default: 0)"),
+    ("min-tokens", "N", "the least length, in tokens (default: 0)"),
     ("presence-penalty", "X", "lowers tokens that were output before, -2 to 2 (default: 0)"),
     ("frequency-penalty", "X", "the same for each time they were output, -2 to 2 (default: 0)"),
     ("repetition-penalty", "X", "above 1 lowers tokens of prompt and output (default: 1)"),

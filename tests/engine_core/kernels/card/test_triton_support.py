@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from slipstream_core.attention import backend_choice
-from slipstream_core.attention.backend_choice import AttentionBackend, triton_attention
+from slipstream_core.attention.backend_choice import BackendName, triton_attention
 from slipstream_core.attention.geometry import LayerGeometry
 from slipstream_core.kernels.card.tiles import H100_SHARED_LIMIT
 from slipstream_core.kernels.card.triton_support import is_wanted, unready
@@ -98,7 +98,7 @@ def test_for_whom_kernels_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_wanted(torch.device("cpu"))
 
 
-def choose(wanted: AttentionBackend = "auto", device: torch.device = CARD) -> Any:
+def choose(wanted: BackendName = "auto", device: torch.device = CARD) -> Any:
     return triton_attention(
         GEOMETRY, [], block_size=16, dtype=torch.bfloat16, device=device, model="it", wanted=wanted
     )
