@@ -1,4 +1,4 @@
-"""What an attention back end is, and whether a model's attention runs on Triton's kernels.
+"""The contract of attention back ends, and the choice of the one that runs on Triton's kernels.
 
 Triton is imported only where it may be used: not on a machine without a card, unless
 TRITON_INTERPRET=1 selects its interpreter (tests).
