@@ -97,7 +97,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wait.
     `response_store_mib` bounds the kept answers that are held for workers that die.
     `kv_cache_dtype` is how the cache holds keys and values (`attention/cache_formats.py`).
-    `quantization` is how weights are coded (`weights/online.py`), or the checkpoint's own method.
+    `quantization` is weights' codes (`kernels/codes/online.py`), or the checkpoint's own method.
     `hf_overrides` replaces parts of the model's config.json. `generation_config` is the folder that
     has the sampling defaults in its generation_config.json, auto for the model's, or vllm for none;
     `override_generation_config` replaces some of them.

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipstream_core.weights import formats
-from slipstream_core.weights.coded_matrix import CodedMatrix
-from slipstream_core.weights.formats import Codes, Format
+from slipstream_core.kernels.codes import formats
+from slipstream_core.kernels.codes.coded_matrix import CodedMatrix
+from slipstream_core.kernels.codes.formats import Codes, Format
 
 FORMATS = {
     each.name: each

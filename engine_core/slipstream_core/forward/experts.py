@@ -22,8 +22,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from slipstream_core.forward.fuse import AnyNode, is_weight, replace
 from slipstream_core.forward.projection import add_projection
+from slipstream_core.kernels.codes.coded_parameter import CodedParameter, expert_matrix
 from slipstream_core.kernels.cpu.kernels import ACTIVATIONS, Experts, Kernels
-from slipstream_core.weights.coded_parameter import CodedParameter, expert_matrix
 
 logger = logging.getLogger(__name__)
 

@@ -38,8 +38,8 @@ from slipstream_core.forward.projection import (
     num_readers,
     project,
 )
+from slipstream_core.kernels.codes.coded_parameter import CodedParameter, dequantised
 from slipstream_core.kernels.cpu.kernels import Kernels
-from slipstream_core.weights.coded_parameter import CodedParameter, dequantised
 
 AnyNode = Any  # torch.fx.Node, whose annotations would need a cast at every argument
 LinearParts = tuple[AnyNode, AnyNode, AnyNode]  # x, weight and bias or None

@@ -30,9 +30,9 @@ from slipstream_core.forward.projection import (
     num_readers,
     project,
 )
+from slipstream_core.kernels.codes.coded_parameter import CodedParameter
+from slipstream_core.kernels.codes.mapped_memory import release
 from slipstream_core.kernels.cpu.kernels import Kernels
-from slipstream_core.weights.coded_parameter import CodedParameter
-from slipstream_core.weights.mapped_memory import release
 
 MAX_COPY_BYTES = 1 << 29
 MIN_GIVEN_UP = 1 << 16  # elements; smaller matrices may be held twice

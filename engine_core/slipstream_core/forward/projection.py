@@ -19,10 +19,10 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from slipstream_core.kernels.codes.coded_matrix import CodedMatrix
+from slipstream_core.kernels.codes.coded_parameter import CodedParameter, product
 from slipstream_core.kernels.cpu.kernels import Kernels
 from slipstream_core.sharding.collectives import gather_over_ranks, sum_over_ranks
-from slipstream_core.weights.coded_matrix import CodedMatrix
-from slipstream_core.weights.coded_parameter import CodedParameter, product
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Compute kernels, by kind of device."""
+"""Compute kernels, by kind of device, and the codes of weights that they read."""

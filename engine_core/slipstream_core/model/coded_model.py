@@ -22,12 +22,12 @@ from slipstream_core.forward.experts import (
     expert_parameters,
     form_of,
 )
+from slipstream_core.kernels.codes.coded_matrix import of_experts, of_tensor
+from slipstream_core.kernels.codes.coded_parameter import CodedParameter, replace_parameters
+from slipstream_core.kernels.codes.formats import BFLOAT16, FLOAT16, Format
+from slipstream_core.kernels.codes.mapped_memory import release
+from slipstream_core.kernels.codes.online import ONLINE, WITHOUT_ENDS, quantised
 from slipstream_core.model.checkpoint_files import TensorHeader
-from slipstream_core.weights.coded_matrix import of_experts, of_tensor
-from slipstream_core.weights.coded_parameter import CodedParameter, replace_parameters
-from slipstream_core.weights.formats import BFLOAT16, FLOAT16, Format
-from slipstream_core.weights.mapped_memory import release
-from slipstream_core.weights.online import ONLINE, WITHOUT_ENDS, quantised
 
 logger = logging.getLogger(__name__)
 

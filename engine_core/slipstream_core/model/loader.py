@@ -52,6 +52,7 @@ from slipstream_core.attention.geometry import (
 from slipstream_core.attention.indexers import skip_indexers
 from slipstream_core.attention.interface import ATTENTION_NAME, number_layers, register
 from slipstream_core.attention.latent_attention import cache_latents
+from slipstream_core.kernels.codes.online import ONLINE
 from slipstream_core.load_error import ModelLoadError, brief
 from slipstream_core.model.attention_check import check_independence
 from slipstream_core.model.coded_model import (
@@ -95,7 +96,6 @@ from slipstream_core.sharding.sharding_plan import ShardingPlan, plan_for
 from slipstream_core.states.continuation_check import check_continuation
 from slipstream_core.states.mixers import Mixer, install_mixers, read_states
 from slipstream_core.states.state_cache import MixerStates, concerns_states
-from slipstream_core.weights.online import ONLINE
 from slipstream_ipc.messages import SamplingDefaults
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -156,7 +156,7 @@ def load_model(
     raise it as far as the model's rope scaling carries. `hf_overrides` replaces parts of its
     configuration. `generation_config` is a folder whose sampling defaults count, auto for the
     model's own, or vllm for none; `override_generation_config` replaces some of them.
-    `quantization` is the checkpoint's own method, or a format of `weights/online.py`.
+    `quantization` is the checkpoint's own method, or a format of `kernels/codes/online.py`.
     `trust_remote_code` allows code from the model's folder to run, with the rights of this process.
     With a `rank`, its slice is loaded; all ranks have to call this, in a process group. Raises
     ModelLoadError.

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from slipstream_core.kernels.codes.coded_parameter import coded_parameters, dequantise_parameters
+from slipstream_core.kernels.codes.online import ONLINE
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.checkpoint_files import TensorHeader
 from slipstream_core.model.host_memory import read_host_memory
 from slipstream_core.model.hub import Source, read_json
 from slipstream_core.model.quantised.checkpoint import READERS
-from slipstream_core.weights.coded_parameter import coded_parameters, dequantise_parameters
-from slipstream_core.weights.online import ONLINE
 
 logger = logging.getLogger(__name__)
 

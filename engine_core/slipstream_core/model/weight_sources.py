@@ -21,6 +21,7 @@ from transformers.initialization import no_init_weights
 from transformers.utils.import_utils import is_accelerate_available
 
 from slipstream_core.attention.interface import ATTENTION_NAME
+from slipstream_core.kernels.codes.online import ONLINE
 from slipstream_core.load_error import ModelLoadError, NoRoomError, brief
 from slipstream_core.model.checkpoint_files import read_headers
 from slipstream_core.model.coded_model import (
@@ -53,7 +54,6 @@ from slipstream_core.model.unsupported import class_name
 from slipstream_core.sharding.corrections import FUSED_HEADS, LEAD_ALONE
 from slipstream_core.sharding.rank import Rank
 from slipstream_core.sharding.sharding_plan import ShardingPlan, part_of
-from slipstream_core.weights.online import ONLINE
 from slipstream_ipc.damaged_file import DamagedFileError
 
 logger = logging.getLogger(__name__)

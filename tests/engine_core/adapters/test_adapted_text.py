@@ -15,11 +15,11 @@ from tests.helpers.loras import ALL_LINEAR, Lora, load, save_lora, save_merged
 from tests.helpers.told_drafts import ToldDrafts
 
 from slipstream_core.config import LoraConfig
+from slipstream_core.kernels.codes.coded_parameter import coded_parameters, dequantise_parameters
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.gguf.folder import unfold
 from slipstream_core.model.loader import load_model
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
-from slipstream_core.weights.coded_parameter import coded_parameters, dequantise_parameters
 from slipstream_lab.common.bare_loop import Driven, LoopRequest, drive
 from slipstream_lab.models import tiny_models
 

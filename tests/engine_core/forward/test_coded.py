@@ -13,17 +13,17 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 from slipstream_core.forward import trace
 from slipstream_core.forward.projection import Packed
 from slipstream_core.forward.trace import OwnValue
+from slipstream_core.kernels.codes.coded_parameter import (
+    CodedParameter,
+    coded_parameters,
+    dequantise_parameters,
+)
+from slipstream_core.kernels.codes.online import ONLINE, WITHOUT_ENDS
 from slipstream_core.kernels.cpu.kernels import kernels
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.host_memory import HostMemory
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.model.quantization import widen_codes
-from slipstream_core.weights.coded_parameter import (
-    CodedParameter,
-    coded_parameters,
-    dequantise_parameters,
-)
-from slipstream_core.weights.online import ONLINE, WITHOUT_ENDS
 
 torch.set_num_threads(1)
 KERNELS = kernels()

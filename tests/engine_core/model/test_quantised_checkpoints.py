@@ -20,6 +20,11 @@ from tests.helpers.quantised_models import (
 from tests.helpers.torch_driver import BLOCK, Driver, Request, generate_by, prompts_of
 
 from slipstream_core.forward.trace import OwnValue, trace
+from slipstream_core.kernels.codes.coded_parameter import (
+    CodedParameter,
+    coded_parameters,
+    dequantise_parameters,
+)
 from slipstream_core.kernels.cpu.coded_panels import panel_format
 from slipstream_core.kernels.cpu.kernels import kernels
 from slipstream_core.load_error import ModelLoadError
@@ -27,11 +32,6 @@ from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.model.quantised.checkpoint import QuantisedTensors
 from slipstream_core.model.quantised.tensors import QuantisedWeightError
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
-from slipstream_core.weights.coded_parameter import (
-    CodedParameter,
-    coded_parameters,
-    dequantise_parameters,
-)
 
 NUM_TOKENS = 10
 PROMPTS = prompts_of(5, 23, 1, 12)

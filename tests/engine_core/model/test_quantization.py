@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from tests.helpers.torch_driver import BLOCK, Driver, Request, prompts_of
 from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig, LlamaConfig
 
+from slipstream_core.kernels.codes.coded_parameter import CodedParameter, coded_parameters
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.loader import load_model
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.sharding.rank import Rank
-from slipstream_core.weights.coded_parameter import CodedParameter, coded_parameters
 
 Weights = dict[str, torch.Tensor]
 NUM_TOKENS = 12

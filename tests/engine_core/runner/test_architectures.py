@@ -11,11 +11,11 @@ import transformers
 
 from slipstream_core.attention import interface
 from slipstream_core.attention.chunked_layers import QueryScale
+from slipstream_core.kernels.codes.coded_parameter import coded_parameters
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model import loader
 from slipstream_core.model.loader import load_model
 from slipstream_core.model.unsupported import refuse_chunks, take_counted_scale
-from slipstream_core.weights.coded_parameter import coded_parameters
 from slipstream_lab.models import tiny_models
 
 SERVED = [each for each in tiny_models.ARCHITECTURES if each.refused is None]

@@ -13,8 +13,8 @@ import torch
 import transformers
 from tests.helpers.quantised_models import KINDS, write_checkpoint
 
+from slipstream_core.kernels.codes.coded_parameter import coded_parameters, dequantise_parameters
 from slipstream_core.model.loader import load_model
-from slipstream_core.weights.coded_parameter import coded_parameters, dequantise_parameters
 
 PROMPTS = [[5 + 7 * row + 3 * at for at in range(4 + 9 * row)] for row in range(4)]
 NUM_OUTPUTS = 30

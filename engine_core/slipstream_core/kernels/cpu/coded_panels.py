@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_core.weights.coded_matrix import CodedMatrix
-from slipstream_core.weights.formats import Format
+from slipstream_core.kernels.codes.coded_matrix import CodedMatrix
+from slipstream_core.kernels.codes.formats import Format
 
 _Pointer, _Int = ctypes.c_void_p, ctypes.c_int64
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from slipstream_core.kernels.codes.coded_matrix import CodedMatrix
 from slipstream_core.kernels.cpu.c_library import library
 from slipstream_core.kernels.cpu.coded_panels import pack_into, panel_format, table_of
-from slipstream_core.weights.coded_matrix import CodedMatrix
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Reads the blocks of quantised tensors as the codes of `slipstream_core.weights`, without loss.
+"""Reads the blocks of quantised tensors as the codes of `kernels/codes`, without loss.
 
 A block is some half-precision scales and the codes of 32 or 256 neighbouring values, packed as
 ggml's `ggml-common.h` says. Nothing is computed here but the order of bits; what codes stand for
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_core.kernels.codes import formats
+from slipstream_core.kernels.codes.coded_matrix import CodedMatrix, Rows
+from slipstream_core.kernels.codes.formats import Codes, Format
 from slipstream_core.model.gguf.reader import Tensor
-from slipstream_core.weights import formats
-from slipstream_core.weights.coded_matrix import CodedMatrix, Rows
-from slipstream_core.weights.formats import Codes, Format
 
 Bytes = npt.NDArray[np.uint8]
 Order = npt.NDArray[np.int64]

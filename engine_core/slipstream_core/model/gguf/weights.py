@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from slipstream_core.forward.experts import compute_in_turn
+from slipstream_core.kernels.codes.coded_parameter import CodedParameter, coded_parameters
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.gguf.blocks import (
     Order,
@@ -19,7 +20,6 @@ from slipstream_core.model.gguf.blocks import (
 )
 from slipstream_core.model.gguf.names import Parameter, UnknownTensorError, parameters_of
 from slipstream_core.model.gguf.reader import GGUFError, GGUFModel, Tensor, read_gguf
-from slipstream_core.weights.coded_parameter import CodedParameter, coded_parameters
 
 
 def load_weights(

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from slipstream_core.kernels.codes.coded_matrix import CodedMatrix, Rows
+from slipstream_core.kernels.codes.formats import Codes, Format
 from slipstream_core.model.quantised.tensors import (
     Array,
     QuantisedWeightError,
@@ -21,8 +23,6 @@ from slipstream_core.model.quantised.tensors import (
     refuse_shape,
 )
 from slipstream_core.model.quantised.weight import QuantisedWeight, shared_group
-from slipstream_core.weights.coded_matrix import CodedMatrix, Rows
-from slipstream_core.weights.formats import Codes, Format
 
 _STATE = ".quant_state.bitsandbytes__"
 _KINDS = ("nf4", "fp4")

@@ -19,6 +19,9 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
+from slipstream_core.kernels.codes.coded_matrix import CodedMatrix, of_tensor
+from slipstream_core.kernels.codes.coded_parameter import CodedParameter, replace_parameters
+from slipstream_core.kernels.codes.formats import BFLOAT16, FLOAT16, Format
 from slipstream_core.kernels.cpu.coded_panels import panel_format
 from slipstream_core.model.quantised.bitsandbytes import read_bitsandbytes
 from slipstream_core.model.quantised.compressed_tensors import read_compressed_tensors
@@ -26,9 +29,6 @@ from slipstream_core.model.quantised.float8 import read_fp8, read_modelopt
 from slipstream_core.model.quantised.gptq import read_awq, read_gptq
 from slipstream_core.model.quantised.tensors import QuantisedWeightError, Tensors
 from slipstream_core.model.quantised.weight import QuantisedWeight
-from slipstream_core.weights.coded_matrix import CodedMatrix, of_tensor
-from slipstream_core.weights.coded_parameter import CodedParameter, replace_parameters
-from slipstream_core.weights.formats import BFLOAT16, FLOAT16, Format
 
 logger = logging.getLogger(__name__)
 

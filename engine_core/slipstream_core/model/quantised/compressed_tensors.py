@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from slipstream_core.kernels.codes.coded_matrix import CodedMatrix, Rows
+from slipstream_core.kernels.codes.formats import MXFP4, Codes, Format
 from slipstream_core.model.quantised.float8 import TYPES, float8_weight
 from slipstream_core.model.quantised.tensors import (
     Array,
@@ -37,8 +39,6 @@ from slipstream_core.model.quantised.weight import (
     scales_of,
     whole_groups,
 )
-from slipstream_core.weights.coded_matrix import CodedMatrix, Rows
-from slipstream_core.weights.formats import MXFP4, Codes, Format
 
 _WORD_BITS = 32
 _MX_GROUP = 32

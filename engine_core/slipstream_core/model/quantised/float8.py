@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
+from slipstream_core.kernels.codes.coded_matrix import CodedMatrix
+from slipstream_core.kernels.codes.formats import Codes, Format, Values
 from slipstream_core.model.quantised.tensors import QuantisedWeightError, Tensors
 from slipstream_core.model.quantised.weight import QuantisedWeight, Scales, scales_of
-from slipstream_core.weights.coded_matrix import CodedMatrix
-from slipstream_core.weights.formats import Codes, Format, Values
 
 TYPES: dict[str, Values] = {"F8_E4M3": "float8_e4m3", "F8_E5M2": "float8_e5m2"}
 _SCALES = ("_scale_inv", "_scale")

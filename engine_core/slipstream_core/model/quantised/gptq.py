@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from slipstream_core.kernels.codes.coded_matrix import Rows
 from slipstream_core.model.quantised.compressed_tensors import integer_matrix
 from slipstream_core.model.quantised.tensors import (
     Array,
@@ -30,7 +31,6 @@ from slipstream_core.model.quantised.weight import (
     scales_of,
     whole_groups,
 )
-from slipstream_core.weights.coded_matrix import Rows
 
 _WORD_BITS = 32
 _AWQ_BITS, _AWQ_EACH = 4, 8

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from slipstream_core.kernels.codes.coded_matrix import CodedMatrix, Rows
+from slipstream_core.kernels.codes.formats import Number
 from slipstream_core.model.quantised.tensors import (
     Array,
     QuantisedWeightError,
     Tensors,
     refuse_beyond,
 )
-from slipstream_core.weights.coded_matrix import CodedMatrix, Rows
-from slipstream_core.weights.formats import Number
 
 _NUMBERS: dict[str, Number] = {
     "F32": "float32",

@@ -8,10 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.helpers.coded import FORMATS, matrix_of, padded_inputs, random_codes, random_matrix
 
+from slipstream_core.kernels.codes import formats
+from slipstream_core.kernels.codes.formats import Format
 from slipstream_core.kernels.cpu.coded_panels import panel_format
 from slipstream_core.kernels.cpu.kernels import Kernels, kernels
-from slipstream_core.weights import formats
-from slipstream_core.weights.formats import Format
 
 KERNELS = kernels()
 pytestmark = pytest.mark.skipif(KERNELS is None, reason="there is no C compiler")

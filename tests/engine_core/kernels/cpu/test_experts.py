@@ -17,11 +17,11 @@ from slipstream_core.forward.experts import (
     UnknownExpertsError,
     form_of,
 )
+from slipstream_core.kernels.codes.coded_matrix import CodedMatrix
+from slipstream_core.kernels.codes.coded_parameter import CodedParameter, dequantised
+from slipstream_core.kernels.codes.formats import MXFP4, Codes
+from slipstream_core.kernels.codes.online import ONLINE, quantised
 from slipstream_core.kernels.cpu.kernels import Kernels, kernels
-from slipstream_core.weights.coded_matrix import CodedMatrix
-from slipstream_core.weights.coded_parameter import CodedParameter, dequantised
-from slipstream_core.weights.formats import MXFP4, Codes
-from slipstream_core.weights.online import ONLINE, quantised
 
 torch.set_num_threads(1)
 FOUND = kernels()

@@ -10,10 +10,10 @@ from tests.helpers.gguf_models import FAMILIES, TYPES, WIDE, make_model, write_g
 from tests.helpers.torch_driver import BLOCK, Driver, Request, generate_by, prompts_of
 from transformers import PreTrainedModel
 
+from slipstream_core.kernels.codes.coded_parameter import CodedParameter, dequantised
 from slipstream_core.model.gguf.folder import unfold
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
-from slipstream_core.weights.coded_parameter import CodedParameter, dequantised
 
 NUM_TOKENS = 10
 PROMPTS = prompts_of(5, 23, 1, 40)

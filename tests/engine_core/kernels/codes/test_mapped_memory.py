@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream_core.weights import mapped_memory
+from slipstream_core.kernels.codes import mapped_memory
 
 PAGE = mmap.PAGESIZE
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")

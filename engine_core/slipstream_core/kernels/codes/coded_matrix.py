@@ -15,8 +15,8 @@ import torch
 from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
-from slipstream_core.weights import mapped_memory
-from slipstream_core.weights.formats import Codes, Format, check_codes, decoded
+from slipstream_core.kernels.codes import mapped_memory
+from slipstream_core.kernels.codes.formats import Codes, Format, check_codes, decoded
 
 Rows = slice | NDArray[np.int64]
 Read = Callable[[Rows], Codes]  # of some rows: a slice without step, or their numbers

@@ -20,9 +20,9 @@ from tests.helpers.coded import (
     take,
 )
 
-from slipstream_core.weights import formats
-from slipstream_core.weights.coded_matrix import CodedMatrix, of_tensor
-from slipstream_core.weights.formats import Codes, Format
+from slipstream_core.kernels.codes import formats
+from slipstream_core.kernels.codes.coded_matrix import CodedMatrix, of_tensor
+from slipstream_core.kernels.codes.formats import Codes, Format
 
 _FORMAT = st.sampled_from(sorted(FORMATS)).map(FORMATS.__getitem__)
 

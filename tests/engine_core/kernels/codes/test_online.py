@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream_core.weights.formats import (
+from slipstream_core.kernels.codes.formats import (
     FP8_PER_BLOCK,
     FP8_PER_CHANNEL,
     INT8_PER_CHANNEL,
@@ -19,7 +19,7 @@ from slipstream_core.weights.formats import (
     Q8_0,
     Format,
 )
-from slipstream_core.weights.online import ONLINE, quantised
+from slipstream_core.kernels.codes.online import ONLINE, quantised
 
 F = np.float32
 

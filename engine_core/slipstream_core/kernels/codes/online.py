@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from slipstream_core.weights.coded_matrix import CodedMatrix, Rows
-from slipstream_core.weights.formats import (
+from slipstream_core.kernels.codes.coded_matrix import CodedMatrix, Rows
+from slipstream_core.kernels.codes.formats import (
     FP8_PER_BLOCK,
     FP8_PER_CHANNEL,
     INT8_PER_CHANNEL,

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipstream_core.weights.coded_matrix import CodedMatrix
-from slipstream_core.weights.formats import decoded
+from slipstream_core.kernels.codes.coded_matrix import CodedMatrix
+from slipstream_core.kernels.codes.formats import decoded
 
 _linear: Any = torch.nn.functional.linear
 _embedding: Any = torch.nn.functional.embedding
