@@ -81,10 +81,17 @@ class Snapshots:
         self._saved[digest] = snapshot
         return snapshot
 
-    def drop(self, digest: bytes) -> None:
-        """Make room: another snapshot takes this one's place, unless the planned step loads it."""
-        if digest in self._of and digest not in self._loaded:
-            self._free.append(self._of.pop(digest))
+    def name(self, snapshot: int, digest: bytes) -> bool:
+        """Let a snapshot that was taken be found by this digest; False where there is one already,
+        and this one is free.
+        """
+        if digest in self._of or digest in self._saved:
+            if digest in self._of:
+                self._of.move_to_end(digest)
+            self._free.append(snapshot)
+            return False
+        self._of[digest] = snapshot
+        return True
 
     def publish(self) -> None:
         """The step is planned: what it saves can be found by the next one."""

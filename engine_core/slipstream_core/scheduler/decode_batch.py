@@ -21,11 +21,15 @@ The batch (`DecodeBatch`):
   soon or last.
 - Arrays that left as part of a plan are never written again; unchanged arrays are shared by all
   plans of the batch.
+- Of the answers whose states are saved in front of these steps, what `AnswerMarks` knows is as old
+  as that, too, where all of them have their places when the look-ahead is made.
 - How far a row may be ahead of its worker is checked only when the allowance of the last check is
   used up: acknowledgements only grow, except on an attach, which calls `recheck_acks`.
 """
 
 from __future__ import annotations
+
+from bisect import bisect_left
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +37,7 @@ import numpy.typing as npt
 from slipstream_core.scheduler.request_blocks import RequestBlocks
 from slipstream_core.scheduler.request_table import Acked, RequestTable, SlotTable, positions
 from slipstream_core.scheduler.step_builder import TokenColumns
+from slipstream_core.step.plan import FrontSaves
 from slipstream_ipc._native import RowAppender
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import NO_ROWS, RowSet
@@ -117,6 +122,12 @@ class DecodeBatch:
         self._next_length = 1
         self._positions = self._kv_slots = self._first[None]  # [L, R]
         self._kv_lens: Int32s = columns.kv_lens[None]  # [L, R]
+        # of the states that are saved in front of them, in order: slots, blocks in front, places
+        self._mark_slots = self._mark_blocks = self._mark_places = _NO_ROWS
+        self._mark_waits: list[int] = []  # the steps, from 0 on
+        self._mark_bounds: list[int] = []  # bounds of each step's part, [L + 1]; empty: no marks
+        self._has_places = True  # all marks have them
+        self._num_marked = 0  # of the marks, those that are written to `AnswerMarks`
         self._beginning = _NO_ROWS  # indices into `rows`, in order of the steps
         self._bounds = [0]  # bounds of each step's part of `_beginning`, [L + 1]
         # by entry of `_beginning`: the new entries of block tables
@@ -152,10 +163,17 @@ class DecodeBatch:
             self._look_ahead()
         return self._bounds[self._at + 1] - self._bounds[self._at]
 
-    def beginning(self) -> tuple[Int64s, Int64s]:
-        """The rows that begin a block in the next step, [n], and the positions of their tokens."""
-        begun = self._beginning[self._bounds[self._at] : self._bounds[self._at + 1]]
-        return self.rows.array.take(begun), self._positions[self._at].take(begun)
+    def front_saves(self) -> FrontSaves | None:
+        """The states that are saved in front of the next step; None if there are none. Call it
+        once, behind num_beginning().
+        """
+        bounds = self._mark_bounds
+        if not bounds or (begin := bounds[self._at]) == (end := bounds[self._at + 1]):
+            return None
+        slots = self._mark_slots[begin:end]
+        if self._has_places:
+            return slots, self._mark_places[begin:end]
+        return self._blocks.mark_answers(self.step + 1, slots, self._mark_blocks[begin:end])
 
     def next_columns(self, *, is_last: bool) -> TokenColumns:
         """The columns of the next step; there have to be blocks for num_beginning().
@@ -196,6 +214,7 @@ class DecodeBatch:
         """Write what the planned steps have changed to the request and slot tables."""
         if self._num_written < self._at:
             self._assign_blocks()
+            self._save_marks()
             computed = self._first + self._at
             self._requests.computed[self.rows.array] = computed
             self._requests.known[self.rows.array] = computed + 1
@@ -209,9 +228,21 @@ class DecodeBatch:
             self._blocks.grow(self._columns.slots.take(begun))
             self._num_given = num
 
+    def _save_marks(self) -> None:
+        """Note the states that were saved in front of the planned steps."""
+        if not self._mark_bounds or not self._has_places:
+            return
+        new = slice(self._num_marked, self._mark_bounds[self._at])
+        if new.stop > new.start:
+            first = self.step - self._at + 1
+            steps = np.array([first + wait for wait in self._mark_waits[new]], np.int64)
+            self._blocks.marks.save(self._mark_slots[new], self._mark_blocks[new], steps)
+            self._num_marked = new.stop
+
     def _look_ahead(self) -> None:
         """Compute the columns of the next steps: one at least, even if it lacks blocks."""
         self._assign_blocks()
+        self._save_marks()
         size, first = self._block_size, self._first + self._at
         self._num_steps += self._at
         if self._order is None:
@@ -243,6 +274,25 @@ class DecodeBatch:
             self._table_slots = self._columns.slots.take(beginning)
             self._table_numbers = self._slots.num_blocks.take(self._table_slots)
             self._table_blocks = blocks
+        self._mark_bounds = []
+        if len(beginning) and self._blocks.has_snapshots:
+            self._look_for_marks(waits, length)
         self._first, self._beginning, self._length = first, beginning, length
         self._at = self._num_given = 0
         self._num_written = -1
+
+    def _look_for_marks(self, waits: npt.NDArray[np.int16], length: int) -> None:
+        """Find the states to be saved in front of the `length` next steps: of the rows whose
+        entries of block tables are new, each after so many steps.
+        """
+        slots, num_blocks = self._table_slots, self._table_numbers
+        found = self._blocks.find_answer_marks(slots, num_blocks)
+        if not len(found):
+            return
+        self._mark_slots = slots.take(found)
+        self._mark_blocks = num_blocks.take(found)
+        self._mark_waits = after = waits.take(found).tolist()
+        self._mark_places = self._blocks.marks.places(self._mark_slots)
+        self._has_places = bool((self._mark_places >= 0).all())
+        self._mark_bounds = [bisect_left(after, step) for step in range(length + 1)]
+        self._num_marked = 0

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import replace
 
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.messages import Fault
@@ -20,6 +21,8 @@ from slipstream_ipc.row_set import RowSet
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
+
+_NO_BLOCKS: Int32s = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,15 @@ class LaunchedSteps(deque[Launched]):
                 tuple(uses),
             )
         )
+
+    def add_saved(self, step: int, row: int, snapshot: int) -> None:
+        """A step saves this snapshot of a row's state; nothing where it is answered already."""
+        for at, record in enumerate(self):
+            if record.step == step:
+                [index] = np.flatnonzero(record.rows.array == row).tolist()
+                generation = int(record.generations[index])
+                use = BlockUse(row, generation, _NO_BLOCKS, _NO_BLOCKS, saved=(snapshot,))
+                self[at] = replace(record, uses=(*record.uses, use))
 
     def invalidated_by(self, failed: Launched) -> tuple[Int32s, set[int], dict[int, int]]:
         """Return the effects of a failed step, answered already, on the steps behind it.

@@ -9,9 +9,9 @@
 - The content that a failed step was to write is dropped: `forget`.
 - Where a model carries recurrent states, a request shares the blocks in front of the last of them
   that has a snapshot of the state behind it, which its first step loads.
-- An answer's states are saved in front of the token behind a mark: by then, all tokens before it
-  are on the host. At most half of the snapshots are of answers that go on, or second places of
-  rows whose steps may be dropped (`state_twins`).
+- An answer's states are saved in front of the token behind a mark, and named when the request
+  gives its blocks back (`answer_marks`). At most half of the snapshots are of answers that go on,
+  or second places of rows whose steps may be dropped (`state_twins`).
 - A request that found no room is looked up again only when it might find some (`_Shortage`):
   looking up a long prompt takes milliseconds, and the next request is tried before every step.
 """
@@ -28,11 +28,12 @@ from slipstream_core.kvcache.block_pool import BlockPool
 from slipstream_core.kvcache.eviction_age import EvictionAge
 from slipstream_core.kvcache.prefix_cache import PrefixCache
 from slipstream_core.kvcache.snapshots import Snapshots
-from slipstream_core.scheduler.launched_steps import BlockUse
+from slipstream_core.scheduler.answer_marks import AnswerMarks
+from slipstream_core.scheduler.launched_steps import BlockUse, LaunchedSteps
 from slipstream_core.scheduler.request_table import NO_SLOT, RequestTable, SlotTable
 from slipstream_core.scheduler.state_marks import answer_marks, state_marks
 from slipstream_core.scheduler.state_twins import StateTwins
-from slipstream_core.step.plan import SnapshotPlan
+from slipstream_core.step.plan import FrontSaves, SnapshotPlan
 from slipstream_ipc.history.token_log import TokenLog
 
 Int32s = npt.NDArray[np.int32]
@@ -40,6 +41,7 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _NO_BLOCKS: Int32s = np.empty(0, np.int32)
+_NO_SNAPSHOTS: Int64s = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +81,10 @@ class RequestBlocks:
         slots: SlotTable,
         tokens: TokenLog,
         cache: CacheConfig,
+        in_flight: LaunchedSteps,
     ) -> None:
         self._requests = requests
+        self._in_flight = in_flight
         self._slots = slots
         self._tokens = tokens
         self._block_size = cache.block_size
@@ -95,11 +99,8 @@ class RequestBlocks:
         # of the step that is being planned: (row, snapshot), and (row, tokens, snapshot)
         self._loads: list[tuple[int, int]] = []
         self._saves: list[tuple[int, int, int]] = []
-        self._front_saves: list[tuple[int, int]] = []  # (row, snapshot)
-        self._saved_ends: list[tuple[int, bytes]] = []  # of all saves: blocks, the last's digest
-        # by running row: the digest of the last mark in its answer
-        self._answers: dict[int, bytes] = {}
-        self._has_mark = np.zeros(len(slots.row), np.bool_)  # by slot: those of `_answers`
+        self._saved_ends: list[tuple[int, bytes]] = []  # of these saves: blocks, the last's digest
+        self.marks = AnswerMarks(self.snapshots, len(slots.row))
         self.twins = StateTwins(self.snapshots, len(slots.row))
         # by row: how many of its blocks were cached, where fewer had a snapshot behind them
         self._branches: dict[int, int] = {}
@@ -212,48 +213,29 @@ class RequestBlocks:
         """The most answers that have a snapshot: with second places, half of all snapshots."""
         return (self.snapshots.num - 1) // 2 - len(self.twins)
 
-    def mark_answers(self, rows: Int64s, positions: Int64s) -> None:
-        """The step that is being planned computes one token of each of these running rows [n],
-        which decode, at these positions: save the states in front of it where a mark is.
+    def find_answer_marks(self, slots: Int64s, num_blocks: Int64s) -> Int64s:
+        """Indices [m] of those of these slots [n], whose rows have computed so many whole blocks,
+        whose states are to be saved there (`mark_answers`).
         """
-        marked = answer_marks(positions, self._block_size)
-        if not marked.any():
-            return
-        rows, positions = rows[marked], positions[marked]
-        requests = self._requests
-        if len(self._answers) >= self._most_answers:  # those that have marks move them
-            has_mark = self._has_mark.take(requests.slot.take(rows))
-            if not has_mark.any():
-                return
-            rows, positions = rows[has_mark], positions[has_mark]
-        is_wanted = requests.use_prefix_cache.take(rows)
-        is_wanted &= positions > requests.prompt_len.take(rows)
-        is_wanted &= positions <= self._tokens.lengths(rows)  # all before it are on the host
-        rows, nums = rows[is_wanted], positions[is_wanted] // self._block_size
-        if len(rows):
-            self._digest_all(rows, nums)
-            for row, num in zip(rows.tolist(), nums.tolist(), strict=True):
-                self._mark_answer(row, num)
+        if len(self.marks) >= self._most_answers:  # those that have marks move them
+            found = np.flatnonzero(self.marks.places(slots) >= 0)
+            return found[answer_marks(num_blocks.take(found), self._block_size)]
+        found = np.flatnonzero(answer_marks(num_blocks, self._block_size))
+        rows, requests = self._slots.row.take(slots.take(found)), self._requests
+        is_wanted = num_blocks.take(found) * self._block_size > requests.prompt_len.take(rows)
+        is_wanted &= requests.use_prefix_cache.take(rows)
+        return found[is_wanted]
 
-    def _mark_answer(self, row: int, num_blocks: int) -> None:
-        assert self._cache is not None
-        before = self._answers.get(row)
-        if before is None and len(self._answers) >= self._most_answers:
-            return
-        if before is not None:
-            self.snapshots.drop(before)
-        [digest] = self._cache.digests(row, num_blocks - 1, num_blocks)
-        snapshot = self.snapshots.save(digest)
-        slot = self._requests.slot[row]
-        self._has_mark[slot] = snapshot is not None
-        if snapshot is None:
-            self._answers.pop(row, None)
-            return
-        self._answers[row] = digest
-        self._front_saves.append((row, snapshot))
-        self._saved_ends.append((num_blocks, digest))
-        generation = int(self._requests.generation[row])
-        self._uses.append(BlockUse(row, generation, _NO_BLOCKS, _NO_BLOCKS, saved=(snapshot,)))
+    def mark_answers(self, step: int, slots: Int64s, num_blocks: Int64s) -> FrontSaves | None:
+        """`step`, which is being planned, saves the states of these slots [n], where
+        `find_answer_marks` found some, in front of it, behind so many blocks; as far as there is
+        room.
+        """
+        places = self.marks.give_places(slots, self._most_answers)
+        if (has_none := places < 0).any():
+            slots, places, num_blocks = (each[~has_none] for each in (slots, places, num_blocks))
+        self.marks.save(slots, num_blocks, step)
+        return (slots, places) if len(slots) else None
 
     def grow(self, slots: Int64s) -> None:
         """Append one block to each of these slots, [n]; the caller has checked num_free."""
@@ -295,23 +277,40 @@ class RequestBlocks:
         uses, self._uses = self._uses, []
         return uses
 
+    @property
+    def moves_states(self) -> bool:
+        """True if the step that is being planned loads or saves states, or may have to."""
+        return bool(self._loads or self._saves or len(self.twins))
+
     def take_snapshots(
-        self, step: int, rows: Int64s, watched: Bools | None = None
+        self,
+        step: int,
+        rows: Int64s,
+        watched: Bools | None = None,
+        fronts: FrontSaves | None = None,
     ) -> SnapshotPlan | None:
         """The snapshots that the planned step of these rows [R] loads and saves; None if there are
-        none. watched: those whose steps may be dropped.
+        none. watched: those whose steps may be dropped. fronts: saved in front of it.
         """
-        loads, saves, fronts = self._loads, self._saves, self._front_saves
+        loads, saves = self._loads, self._saves
         requests, alternation = self._requests, None
-        front_places = [self.twins.place(int(requests.slot[row])) for row, _ in fronts]
+        front_places, front_saves = (_NO_SNAPSHOTS, _NO_SNAPSHOTS) if fronts is None else fronts
+        if len(self.twins):
+            places = [self.twins.place(slot) for slot in front_places.tolist()]
+            front_places = np.array(places, np.int64)
         if self._has_snapshots and watched is not None and (len(self.twins) or watched.any()):
-            most = len(self.twins) + max(0, self._most_answers - len(self._answers))
+            most = len(self.twins) + max(0, self._most_answers - len(self.marks))
             alternation = self.twins.alternate(step, requests.slot[rows], watched, most=most)
-        if not loads and not saves and not fronts and alternation is None:
-            return None
-        self._loads, self._saves, self._front_saves = [], [], []
+        if not loads and not saves:
+            if fronts is None and alternation is None:
+                return None
+            return SnapshotPlan(
+                front_places=front_places, front_saves=front_saves, alternation=alternation
+            )
+        self._loads, self._saves = [], []
         self.snapshots.publish()
-        self._reconsider()
+        ends, self._saved_ends = self._saved_ends, []
+        self._reconsider(ends)
         at = {row: i for i, row in enumerate(rows.tolist())} if saves else {}
         slots = requests.slot
         return SnapshotPlan(
@@ -320,8 +319,8 @@ class RequestBlocks:
             save_rows=np.array([at[row] for row, _, _ in saves], np.int64),
             save_lens=np.array([length for _, length, _ in saves], np.int64),
             saves=np.array([snapshot for _, _, snapshot in saves], np.int64),
-            front_places=np.array(front_places, np.int64),
-            front_saves=np.array([snapshot for _, snapshot in fronts], np.int64),
+            front_places=front_places,
+            front_saves=front_saves,
             alternation=alternation,
         )
 
@@ -329,9 +328,8 @@ class RequestBlocks:
         """Take slots and blocks from running requests, all different."""
         if self._cache is not None:
             self._register_sampled(rows)
-            for row in rows.tolist() if self._answers else ():
-                if self._answers.pop(row, None) is not None:
-                    self._has_mark[self._requests.slot[row]] = False
+            if len(self.marks):
+                self._name_marks(rows)
             for slot in self._requests.slot[rows].tolist() if len(self.twins) else ():
                 self.twins.release(slot)
         blocks = self._slots.release(self._requests.slot[rows])
@@ -349,6 +347,7 @@ class RequestBlocks:
         if self._cache is not None:
             self._cache.reset()
             self.snapshots.reset()
+            self.marks.forget_since(0)
 
     def _in_front_of_snapshot(self, row: int, cached: Int32s) -> Int32s:
         """Return those of a request's cached blocks that it can share; where there are more, note
@@ -410,6 +409,26 @@ class RequestBlocks:
                 )
             )
 
+    def _name_marks(self, rows: Int64s) -> None:
+        """Name the marks of running rows, which give their blocks back, as far as completed steps
+        have computed what is in front of them. Their blocks are registered.
+        """
+        assert self._cache is not None
+        computed = np.minimum(self._tokens.lengths(rows) - 1, self._requests.computed[rows])
+        most = computed // self._block_size
+        for row, num_computed in zip(rows.tolist(), most.tolist(), strict=True):
+            mark = self.marks.take(int(self._requests.slot[row]))
+            if mark is None:
+                continue
+            num = mark.num_blocks
+            if not 0 < num <= num_computed:
+                self.snapshots.give_back(mark.snapshot)
+                continue
+            [digest] = self._cache.digests(row, num - 1, num)
+            if self.snapshots.name(mark.snapshot, digest):
+                self._in_flight.add_saved(mark.step, row, mark.snapshot)
+                self._reconsider([(num, digest)])
+
     def _register(self, row: int, start: int, stop: int) -> Int32s:
         """Register the row's blocks [start, stop), whose tokens are on the host; returns them."""
         assert self._cache is not None
@@ -418,9 +437,8 @@ class RequestBlocks:
         self._cache.register(row, start, blocks)
         return blocks
 
-    def _reconsider(self) -> None:
+    def _reconsider(self, saved: Iterable[tuple[int, bytes]]) -> None:
         """Look up who found no room again if a saved state is behind blocks of its beginning."""
-        saved, self._saved_ends = self._saved_ends, []
         if self._shortage is None:
             return
         assert self._cache is not None

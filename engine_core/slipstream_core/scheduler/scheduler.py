@@ -35,7 +35,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import replace
 
 from slipstream_core.drafting.drafter import Drafter, Drafts
 from slipstream_core.kvcache.snapshots import Snapshots
@@ -59,7 +58,7 @@ from slipstream_core.scheduler.span_completer import SpanCompleter
 from slipstream_core.scheduler.step_builder import PlanBuilder, TokenColumns, token_columns
 from slipstream_core.scheduler.suspects import SuspectQueue
 from slipstream_core.step.limits import NO_ROW
-from slipstream_core.step.plan import StepPlan
+from slipstream_core.step.plan import FrontSaves, SnapshotPlan, StepPlan
 from slipstream_ipc.history.pages import PAGE_LEN, spans
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import Admit, Fault
@@ -113,7 +112,8 @@ class Scheduler:
         self._max_unacked = max_unacked
         self._requests = RequestTable()
         self._slots = SlotTable(max_num_seqs, max_blocks)
-        self._blocks = RequestBlocks(self._requests, self._slots, tokens, cache)
+        self._in_flight = LaunchedSteps()
+        self._blocks = RequestBlocks(self._requests, self._slots, tokens, cache, self._in_flight)
         self._logprob_budget = LogprobBudget() if logprob_budget is None else logprob_budget
         self._unbounded: int | None = None  # the row that may exceed the budget
         self._running_set = RunningSet(
@@ -129,7 +129,6 @@ class Scheduler:
         )
         self._reasoning = ReasoningRows(self._requests)
         self._suspects = SuspectQueue(self._requests)
-        self._in_flight = LaunchedSteps()
         self._builder = PlanBuilder(self._requests, tokens)
         self._batch: DecodeBatch | None = None  # while the same requests decode, one token each
         self._steady = SteadyDecode()  # of the rows sampled last
@@ -476,6 +475,7 @@ class Scheduler:
         invalid, snapshots, readers = self._in_flight.invalidated_by(record)
         # snapshots apart: the digests of these blocks may be those of others (decision 029)
         self._blocks.forget(invalid, snapshots)
+        self._blocks.marks.forget_since(record.step)
         for row, generation in readers.items():
             if self._requests.generation[row] == generation:
                 self._restart(row)
@@ -631,13 +631,10 @@ class Scheduler:
             drafts=drafts,
         )
         generations = requests.generation.take(rows.array)
-        if self._blocks.has_snapshots and len(decoding):
-            positions = requests.computed.take(decoding.array)
-            self._blocks.mark_answers(decoding.array, positions)
-        plan = self._launch(columns, rows, generations)
+        fronts = self._front_saves(decoding.array) if len(decoding) else None
+        plan = self._launch(columns, rows, generations, fronts)
         if self._prompts and chunks:
             plan = self._prompts.extend(plan, rows.array)
-        plan = self._with_snapshots(plan, rows)
         computed = plan.kv_lens if drafts is None else plan.kv_lens - drafts.lens
         requests.computed[rows.array] = computed
         requests.known[rows.array] += plan.samples
@@ -700,22 +697,33 @@ class Scheduler:
         if self._requests.has_masks or self._reasoning:
             batch.flush_deferred()
         columns = batch.next_columns(is_last=self._in_flight.last_step == batch.step)
-        if num_beginning and self._blocks.has_snapshots:
-            self._blocks.mark_answers(*batch.beginning())
-        plan = self._launch(columns, batch.rows, batch.generations)
+        plan = self._launch(columns, batch.rows, batch.generations, batch.front_saves())
         batch.count(plan.step)
-        return self._with_snapshots(plan, batch.rows)
+        return plan
 
-    def _with_snapshots(self, plan: StepPlan, rows: RowSet) -> StepPlan:
-        if not self._has_states:
-            return plan
+    def _front_saves(self, decoding: Int64s) -> FrontSaves | None:
+        """The states of these rows that are saved in front of the step being planned."""
+        if not self._blocks.has_snapshots:
+            return None
+        computed = self._requests.computed.take(decoding)
+        begun = np.flatnonzero(computed % self._block_size == 0)
+        slots = self._requests.slot.take(decoding.take(begun))
+        num_blocks = computed.take(begun) // self._block_size
+        found = self._blocks.find_answer_marks(slots, num_blocks)
+        if not len(found):
+            return None
+        return self._blocks.mark_answers(self._step + 1, slots.take(found), num_blocks.take(found))
+
+    def _snapshots(
+        self, columns: TokenColumns, rows: RowSet, fronts: FrontSaves | None
+    ) -> SnapshotPlan | None:
+        """The states that the step being planned loads and saves."""
         watched = None
         if self._reasoning or len(self._blocks.twins):
             requests = self._requests
             watched = requests.may_need_mask.take(rows.array)
-            watched &= requests.masked_from.take(rows.array) > plan.kv_lens
-        snapshots = self._blocks.take_snapshots(plan.step, rows.array, watched)
-        return plan if snapshots is None else replace(plan, snapshots=snapshots)
+            watched &= requests.masked_from.take(rows.array) > columns.kv_lens
+        return self._blocks.take_snapshots(self._step, rows.array, watched, fronts)
 
     def _end_batch(self) -> None:
         """End the decode batch; a request comes or goes, or needs attention."""
@@ -723,9 +731,20 @@ class Scheduler:
             self._batch.flush_deferred()
             self._batch = None
 
-    def _launch(self, columns: TokenColumns, rows: RowSet, generations: Int64s) -> StepPlan:
+    def _launch(
+        self,
+        columns: TokenColumns,
+        rows: RowSet,
+        generations: Int64s,
+        fronts: FrontSaves | None = None,
+    ) -> StepPlan:
         self._step += 1
-        plan = self._builder.build(columns, step=self._step)
+        snapshots = None
+        if self._has_states and (
+            fronts is not None or self._reasoning or self._blocks.moves_states
+        ):
+            snapshots = self._snapshots(columns, rows, fronts)
+        plan = self._builder.build(columns, step=self._step, snapshots=snapshots)
         is_suspect = self._suspects.has(int(rows.array[0]))
         uses = self._blocks.take_uses()
         self._in_flight.launch(

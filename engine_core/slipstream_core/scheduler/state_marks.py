@@ -38,9 +38,9 @@ def state_marks(
     return [mark for mark in dict.fromkeys(marks) if start < mark <= stop]
 
 
-def answer_marks(positions: npt.NDArray[np.int64], block_size: int) -> npt.NDArray[np.bool_]:
-    """True for those of these positions [n] that follow a mark of an answer."""
-    marked: npt.NDArray[np.bool_] = positions % (_blocks(_BACK, block_size) * block_size) == 0
+def answer_marks(num_blocks: npt.NDArray[np.int64], block_size: int) -> npt.NDArray[np.bool_]:
+    """True where an answer has a mark behind so many blocks, [n]."""
+    marked: npt.NDArray[np.bool_] = num_blocks % _blocks(_BACK, block_size) == 0
     return marked
 
 

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from slipstream_core.drafting.drafter import Drafts
 from slipstream_core.scheduler.request_table import RequestTable, SlotTable
-from slipstream_core.step.plan import COLUMNS, StepPlan, columns_over
+from slipstream_core.step.plan import COLUMNS, SnapshotPlan, StepPlan, columns_over
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
 
@@ -186,7 +186,9 @@ class PlanBuilder:
         # of the last plan: what its rows have in common with those of the next, and itself
         self._last: tuple[dict[str, Any], dict[str, Any], StepPlan] | None = None
 
-    def build(self, columns: TokenColumns, *, step: int) -> StepPlan:
+    def build(
+        self, columns: TokenColumns, *, step: int, snapshots: SnapshotPlan | None = None
+    ) -> StepPlan:
         """The plan of these columns."""
         requests, sampled = self._requests, columns.sampled.array
         sampling = requests.sampling(columns.sampled)
@@ -228,4 +230,5 @@ class PlanBuilder:
             grammar_rows=requests.needing_masks(sampled),
             constraints=constraints,
             draft_lens=columns.draft_lens,
+            snapshots=snapshots,
         )

@@ -84,19 +84,26 @@ class Alternation:
     writes: Int64s  # [A] places
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotPlan:
+_NOTHING: Int64s = np.empty(0, np.int64)
+
+# slots [n] of rows whose states are saved in front of a step, and the snapshots [n]
+FrontSaves = tuple[Int64s, Int64s]
+
+
+class SnapshotPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """The snapshots of recurrent states that a step loads and saves. Before its forward it loads
     first, and then saves those in front of tokens.
     """
 
-    load_slots: Int64s  # [L] of rows that begin behind a shared prefix
-    loads: Int64s  # [L] snapshots
-    save_rows: Int64s  # [M] indices among the plan's R rows, ascending
-    save_lens: Int64s  # [M] behind so many of the row's tokens in this step, ascending in a row
-    saves: Int64s  # [M] snapshots, all different, also from `front_saves`
-    front_places: Int64s  # [F] of rows whose states are saved as they are before the forward
-    front_saves: Int64s  # [F] snapshots
+    load_slots: Int64s = _NOTHING  # [L] of rows that begin behind a shared prefix
+    loads: Int64s = _NOTHING  # [L] snapshots
+    save_rows: Int64s = _NOTHING  # [M] indices among the plan's R rows, ascending
+    # [M] behind so many of the row's tokens in this step, ascending in a row
+    save_lens: Int64s = _NOTHING
+    saves: Int64s = _NOTHING  # [M] snapshots, all different, also from `front_saves`
+    # [F] of rows whose states are saved as they are before the forward
+    front_places: Int64s = _NOTHING
+    front_saves: Int64s = _NOTHING  # [F] snapshots
     alternation: Alternation | None = None  # all other rows keep their states in their slots
 
 

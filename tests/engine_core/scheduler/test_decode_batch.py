@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Struct
 from tests.helpers.new_requests import new_request
 from tests.helpers.scheduler_harness import scheduler_of
 
+from slipstream_core.scheduler import state_marks
 from slipstream_core.scheduler.decode_batch import SteadyDecode
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.token_log import TokenLog
@@ -90,15 +93,17 @@ class Twin:
         return sampled, ended
 
 
-def assert_same(plan: StepPlan | None, other: StepPlan | None) -> None:
+def assert_same(plan: Struct | None, other: Struct | None) -> None:
     assert (plan is None) == (other is None)
     if plan is None or other is None:
         return
-    for name in StepPlan.__struct_fields__:
+    for name in plan.__struct_fields__:
         mine, theirs = getattr(plan, name), getattr(other, name)
         if isinstance(mine, np.ndarray):
             assert mine.dtype == theirs.dtype, name
             assert mine.tolist() == theirs.tolist(), name
+        elif name == "snapshots":
+            assert_same(mine, theirs)
         else:
             assert mine == theirs, name
 
@@ -112,6 +117,14 @@ ACTIONS = st.one_of(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def close_marks() -> Iterator[None]:
+    """States of answers are saved at each 6 tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_marks, "_BACK", 6)
+        yield
+
+
 @settings(deadline=None, max_examples=200)
 @given(
     block_size=st.sampled_from([1, 3, 4, 16]),
@@ -121,6 +134,7 @@ ACTIONS = st.one_of(
     min_tokens=st.sampled_from([0, 6]),
     lag=st.one_of(st.none(), st.integers(0, 3)),
     spans=st.sampled_from([0, 0, 1, 2, 4]),
+    num_snapshots=st.sampled_from([None, None, 3, 30]),
     actions=st.lists(ACTIONS, max_size=25),
 )
 def test_agrees_with_columns_made_anew(
@@ -131,16 +145,21 @@ def test_agrees_with_columns_made_anew(
     min_tokens: int,
     lag: int | None,
     spans: int,
+    num_snapshots: int | None,
     actions: list[tuple[str, int, int]],
 ) -> None:
-    """`lag`: by how many tokens acknowledgements are behind; None: there are none."""
-    limits = {
+    """`lag`: by how many tokens acknowledgements are behind; None: there are none.
+    `num_snapshots`: of a model with recurrent states, which has marks in its answers.
+    """
+    limits: dict[str, Any] = {
         "num_blocks": -(-40 // block_size) + 1 + spare_blocks,
         "block_size": block_size,
         "max_num_seqs": max_num_seqs,
         "max_unacked": max_unacked,
         "enable_prefix_caching": True,
     }
+    if num_snapshots is not None:
+        limits |= {"has_states": True, "num_snapshots": num_snapshots}
     twins = Twin(anew=False, **limits), Twin(anew=True, **limits)
     alive: set[int] = set()
     acked = np.zeros(MAX_ROWS, np.int64)
@@ -181,6 +200,11 @@ def test_agrees_with_columns_made_anew(
                     sampled = twins[0].collect(spans)
                     assert twins[1].collect(spans) == sampled
                     alive -= set(sampled[-1])
+                for twin in twins:  # of answers that go on: written with what else is deferred
+                    if twin.scheduler._batch is not None:
+                        twin.scheduler._batch.flush_deferred()
+                marks = [twin.scheduler._blocks.marks.by_slot for twin in twins]
+                assert marks[0] == marks[1]
     assert twins[1].num_again == twins[1].num_in_c == 0
 
 

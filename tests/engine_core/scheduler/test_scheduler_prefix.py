@@ -348,7 +348,7 @@ class Harness:
                 self.collect()
         assert not self.streams, "somebody starves"
         assert not self.blocks._branches
-        assert not self.blocks._answers
+        assert not len(self.blocks.marks)
         assert not len(self.blocks.twins)
         assert self.scheduler.num_free_blocks == self.limits["num_blocks"] - 1
         assert not self.blocks._cache or not self.blocks._cache._chains
@@ -393,14 +393,23 @@ class Harness:
         """Each is free or found, and nothing is left of a step that has been planned."""
         snapshots = self.blocks.snapshots
         twins = self.blocks.twins.snapshots
-        every = [*snapshots._free, *snapshots._of.values(), *twins]
+        marks = self.blocks.marks.by_slot
+        of_marks = [mark.snapshot for mark in marks.values()]
+        every = [*snapshots._free, *snapshots._of.values(), *twins, *of_marks]
         assert sorted(every) == list(range(snapshots.num))
         assert not snapshots._saved
         assert not snapshots._loaded
         assert not self.blocks._loads
         assert not self.blocks._saves
-        assert not self.blocks._front_saves
-        assert 2 * (len(self.blocks._answers) + len(twins)) <= snapshots.num
+        assert len(of_marks) == len(self.blocks.marks)
+        assert 2 * (len(of_marks) + len(twins)) <= snapshots.num
+        if any(fails for _, fails, _, _ in self.launched):
+            return
+        for slot, mark in marks.items():
+            stream = self.streams[int(self.scheduler._slots.row[slot])]
+            length = mark.num_blocks * self.block_size
+            if 0 < length <= len(stream.ids):
+                assert self.device.snapshots[mark.snapshot] == tuple(stream.ids[:length])
 
     def check_names(self) -> None:
         """A block that could be found holds what its name says."""
@@ -868,7 +877,7 @@ def test_half_of_the_snapshots_are_of_answers_that_go_on() -> None:
     for each in range(4):
         harness.add([each, *PROMPT], 100)
     harness.run(80, ahead=1)
-    assert len(harness.blocks._answers) == 1
+    assert len(harness.blocks.marks) == 1
     harness.finish()
 
 
@@ -891,6 +900,82 @@ def test_a_failed_step_leaves_no_mark_in_an_answer() -> None:
     harness.check()
     harness.finish(ahead=0)
     harness.add([*harness.answers[-1], 0], 2)
+    harness.finish()
+
+
+def answer_in_front_of(harness: Harness, position: int, *more: int) -> int:
+    """Step an answer, and others of as many tokens, until the next step computes this token."""
+    row, *_ = [harness.add([*PROMPT, each], 80) for each in (0, *more)]
+    plan = harness.launch()
+    while plan is not None and plan.kv_lens[0] < position:
+        plan = harness.launch()
+        harness.collect()
+    harness.collect()
+    return row
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_failed_step_leaves_no_mark_that_it_was_to_save(ahead: int) -> None:
+    harness = hybrid(max_model_len=256, num_blocks=80)
+    row = answer_in_front_of(harness, 64, 1)
+    plan = harness.launch(fails=True)
+    assert plan is not None
+    assert plan.snapshots is not None
+    assert len(plan.snapshots.front_saves) == 2
+    for _ in range(ahead):
+        harness.launch()
+    assert harness.collect() == []
+    harness.check()
+    harness.run(ahead=0)
+    harness.add(harness.streams[row].ids, 2)
+    harness.finish(ahead=0)
+
+
+def test_who_began_with_the_mark_of_a_failed_step_starts_again() -> None:
+    """Its answer has ended before the step was answered."""
+    harness = hybrid(max_model_len=256, num_blocks=80)
+    row = answer_in_front_of(harness, 64, 1)
+    harness.launch(fails=True)
+    turn = [*harness.streams[row].ids, 0, 1]
+    assert len(turn) == 67
+    harness.abort(row)
+    reader = harness.add(turn, 3)
+    plan = harness.launch()
+    assert plan is not None
+    assert plan.query_lens.tolist() == [1, 3]
+    assert harness.collect() == []
+    assert reader not in harness.collect()
+    harness.check()
+    harness.finish(ahead=0)
+
+
+def test_a_mark_that_nothing_has_computed_yet_is_not_found() -> None:
+    """Its answer ends while the step in front of the mark is in flight, too."""
+    harness = hybrid(max_model_len=256, num_blocks=80)
+    row = answer_in_front_of(harness, 63)
+    harness.launch()
+    plan = harness.launch()
+    assert plan is not None
+    assert plan.snapshots is not None
+    harness.abort(row)
+    while harness.launched:
+        harness.collect()
+    harness.check()
+    assert harness.scheduler.snapshots.num_used == 1  # of the prompt
+    harness.finish()
+
+
+def test_a_reset_forgets_the_marks_of_answers_that_go_on() -> None:
+    harness = hybrid(max_model_len=256, num_blocks=80, max_num_batched_tokens=128)
+    row = answer_in_front_of(harness, 64)
+    harness.run(2, ahead=1)
+    harness.scheduler.reset_prefix_cache()
+    harness.collect()
+    ids = harness.streams[row].ids
+    harness.abort(row)
+    assert harness.scheduler.snapshots.num_used == 0
+    harness.add(ids, 1)
+    assert harness.run() == [[len(ids)]]
     harness.finish()
 
 
@@ -1021,6 +1106,21 @@ class AnyOrder(RuleBasedStateMachine):
             self.harness.finish(self.ahead)
 
 
+class AnyAnswers(AnyOrder):
+    """As `AnyOrder`, of models that carry states, most of whose answers have marks."""
+
+    @initialize(
+        block_size=st.sampled_from([1, 2, 3, 4]),
+        spare_blocks=st.integers(8, 40),
+        max_num_seqs=st.integers(2, 5),
+        num_snapshots=st.sampled_from([3, 5, 30]),
+    )
+    def start(self, **limits: Any) -> None:
+        super().start(
+            max_model_len=32, max_num_batched_tokens=32, enable_prefix_caching=True, **limits
+        )
+
+
 @pytest.fixture
 def close_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     """States are saved at more places of prompts as short as these."""
@@ -1028,19 +1128,21 @@ def close_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_marks, "_INTERVAL", 8)
 
 
-def check_any_order(max_examples: int) -> None:
+def check_any_order(machine: type[AnyOrder], max_examples: int) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        AnyOrder,
+        machine,
         settings=settings(max_examples=max_examples, stateful_step_count=40),
     )
 
 
 @pytest.mark.usefixtures("close_marks")
-def test_any_order() -> None:
-    check_any_order(50)
+@pytest.mark.parametrize("machine", [AnyOrder, AnyAnswers])
+def test_any_order(machine: type[AnyOrder]) -> None:
+    check_any_order(machine, 50)
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("close_marks")
-def test_any_order_at_length() -> None:
-    check_any_order(150)
+@pytest.mark.parametrize("machine", [AnyOrder, AnyAnswers])
+def test_any_order_at_length(machine: type[AnyOrder]) -> None:
+    check_any_order(machine, 150)
