@@ -7,6 +7,7 @@ the ledger has of the first two those that are written at it.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -29,10 +30,12 @@ MARKS = {
 # Quick tests take up to 15 s. The first of a file has the start of its stack besides, which
 # takes minutes where thirty others want the same two CPUs.
 _QUICK_TIMEOUT_S = 400.0
+_LEDGER = pytest.StashKey[Ledger]()
 _LEFT = pytest.StashKey[Left]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="run what has none of the marks")
     about = "of a test with more cases, run this many, from all over their list, and a quarter "
     about += "of a property's examples"
     parser.addoption("--cases", type=int, metavar="N", help=about)
@@ -49,6 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    config.stash[_LEDGER] = Ledger.read(config.option.ledger)
     is_worker = hasattr(config, "workerinput")
     if config.option.in_full:
         config.stash[_LEFT] = Left(config)
@@ -67,14 +71,25 @@ def pytest_configure(config: pytest.Config) -> None:
 # ---- which tests, and in which order -------------------------------------------------------------
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of which --quick runs nothing."""
+    if not config.option.quick or collection_path.suffix != ".py":
+        return None
+    file = os.path.relpath(collection_path, config.rootpath)
+    is_left = tool_of(file) is not None or config.stash[_LEDGER].is_marked(file)[0]
+    return True if is_left else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests, leave out what the options leave out, and run the longest files first."""
-    ledger = Ledger.read(config.option.ledger)
+    ledger = config.stash[_LEDGER]
     for item in items:
         _mark(item, ledger)
     in_full: set[str] = set()
     collected = list(items)
+    if config.option.quick:
+        _keep(config, items, [each for each in items if is_quick(each)])
     if config.option.in_full:
         in_full = set(config.option.in_full.read_text().splitlines())
         _keep(config, items, [each for each in items if is_quick(each) or _file(each) in in_full])

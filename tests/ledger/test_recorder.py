@@ -67,6 +67,19 @@ def test_a_run_is_written_and_marks_the_next(folder: Path, options: list[str]) -
     assert "1 failed, 2 passed" in run(folder, *options, "-m", "not process")
 
 
+def test_quick_is_what_has_no_mark_and_a_file_without_any_is_not_imported(folder: Path) -> None:
+    (folder / "test_process.py").write_text("assert False, 'imported'")
+    entries = {
+        "test_starting.py": Entry(wall=9.0, cases=6),
+        "test_starting.py::test_itself": Entry(wall=9.0, cases=3, starts=True),
+        "test_failing.py::test_wrong": Entry(wall=90.0, cases=1, longest=90.0),
+        "test_process.py": Entry(wall=9.0, cases=6, starts=True),
+    }
+    (folder / "ledger").write_text(Ledger(entries).dump())
+    assert "4 passed, 4 deselected" in run(folder, "--quick")
+    assert "4 passed" in run(folder, "--quick", "-n", "2", "--dist", "loadfile")
+
+
 def test_a_part_of_a_file_is_not_written(folder: Path) -> None:
     for options in (["-k", "plain"], ["--cases", "2"], ["-x", "--deselect", "test_failing.py"]):
         run(folder, *options, "--write-durations")
