@@ -18,7 +18,8 @@ def encoded(form: CacheFormat, numbers: torch.Tensor) -> torch.Tensor:
         return numbers.new_zeros(*numbers.shape[:-1], numbers.shape[-1] + 4, dtype=torch.uint8)
     scales = numbers.abs().amax(-1, keepdim=True) / 127
     scales = torch.where(scales.isfinite(), scales, torch.nan)
-    codes = torch.where(scales > 0, torch.round(numbers / scales), 0).to(torch.int8)
+    codes = torch.where(scales > 0, torch.round(numbers / scales), 0)
+    codes = codes.clamp(-127, 127).to(torch.int8)  # a subnormal scale may have been rounded down
     return torch.cat([codes.view(torch.uint8), scales.view(torch.uint8)], dim=-1)
 
 

@@ -246,6 +246,8 @@ def test_the_kernel_stores_the_codes_that_torch_makes(form: CacheFormat, dim: in
     numbers[4, 0, 1], numbers[5, 0, 1], numbers[6, 0, 1] = torch.nan, torch.inf, -torch.inf
     numbers[7] = torch.arange(dim) * 0.5 * 2.0**-9  # halves of the smallest
     numbers[8] = 16 + torch.arange(dim)  # between two, of which the even one is taken
+    numbers[9] = numbers[9].sign() * 186 * 2.0**-149  # of a scale that is rounded to 2**-149
+    numbers[10] = torch.randn(3, dim) * 1e37
     step.context.attend(0, step.query, numbers, step.value, step.params)
     cache, slots = step.context._layers[0], torch.from_numpy(step.context._columns[0])
     stored, expected = cache.keys[slots], encoded(form, numbers)
@@ -253,6 +255,9 @@ def test_the_kernel_stores_the_codes_that_torch_makes(form: CacheFormat, dim: in
     assert torch.equal(found.isnan(), meant.isnan())
     is_number = ~meant.isnan().any(-1)
     assert torch.equal(stored[is_number], expected[is_number])
+    if form == "int8_per_token_head":  # no number changes its sign or half of the largest
+        largest = numbers.abs().amax(-1, keepdim=True)
+        assert ((found - numbers).abs() <= largest / 2)[is_number].all()
     assert is_number.sum() >= is_number.numel() - 3
     assert torch.equal(cache.values[slots], encoded(form, step.value))
 

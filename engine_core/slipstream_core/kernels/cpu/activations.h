@@ -15,7 +15,8 @@ typedef int32_t ints __attribute__((vector_size(W * 4), aligned(4), may_alias));
 static inline float slipstream_exp(float x) {
     x = x < -87.0f ? -87.0f : x;
     x = x > 88.0f ? 88.0f : x;
-    int n = (int)(x * 1.44269504f + (x < 0 ? -0.5f : 0.5f));
+    float power_of_2 = x * 1.44269504f + (x < 0 ? -0.5f : 0.5f);
+    int n = isnan(x) ? 0 : (int)power_of_2;
     float k = (float)n;
     float r = x - k * 0.693359375f + k * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
@@ -25,7 +26,7 @@ static inline float slipstream_exp(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    union { int32_t bits; float value; } power = {(n + 127) << 23};
+    union { uint32_t bits; float value; } power = {(uint32_t)(n + 127) << 23};
     return p * power.value;
 }
 

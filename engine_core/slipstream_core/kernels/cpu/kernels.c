@@ -120,8 +120,10 @@ static void encode(const Decode *p, const float *x, int64_t dim, uint8_t *to) {
         for (int64_t i = 0; i < dim; i++) to[i] = e4m3_of(x[i]);
     else {
         float scale = largest_of(x, dim) / 127.0f; /* of something infinite: no number at all */
-        for (int64_t i = 0; i < dim; i++)
-            to[i] = scale > 0 ? (uint8_t)(int8_t)rintf(x[i] / scale) : 0;
+        for (int64_t i = 0; i < dim; i++) {
+            float code = scale > 0 ? rintf(x[i] / scale) : 0; /* above 127 of a rounded subnormal */
+            to[i] = (uint8_t)(int8_t)(code > 127 ? 127 : code < -127 ? -127 : code);
+        }
         memcpy(to + dim, &scale, sizeof scale);
     }
 }
