@@ -377,6 +377,7 @@ def installing(venv: Path, *names: str) -> str:
         text=True,
         check=True,
     )
+    assert not done.stderr
     return done.stdout.strip()
 
 
@@ -399,3 +400,7 @@ def test_the_package_that_pip_is_at_is_shown_with_what_it_does(tmp_path: Path) -
         assert installing(tmp_path, *names) == doing
         (made / "INSTALLER").touch()
     assert installing(tmp_path, *names) == "finishing"
+
+
+def test_what_pip_takes_away_meanwhile_is_not_told(tmp_path: Path) -> None:
+    assert installing(tmp_path, "torch", "rich") == "installing torch (1 of 2)"
