@@ -21,8 +21,21 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     if len(given) > _LONGEST:
         return ""
     names = {_bare(name): name for name in known if not _SECURITY & {_bare(name)}}
-    near = difflib.get_close_matches(_bare(given), list(names), n=1, cutoff=_NEAR)
+    bare = _bare(given)
+    near = difflib.get_close_matches(bare, list(names), n=1, cutoff=_NEAR)
+    near = near or [name for name in names if _is_swapped(bare, name)]
     return f"; did you mean {names[near[0]]}?" if near else ""
+
+
+def _is_swapped(one: str, other: str) -> bool:
+    """Two letters beside each other have changed places, which are many of a short name."""
+    if len(one) != len(other):
+        return False
+    at = [i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+    if len(at) != 2 or at[1] != at[0] + 1:
+        return False
+    i, j = at
+    return one[i] == other[j] and one[j] == other[i]
 
 
 def _bare(name: str) -> str:

@@ -216,6 +216,8 @@ TAKEN = {
     "--max-model-len 32k": {"max_model_len": 32_000},
     "--max-model-len 32K": {"max_model_len": 32_768},
     "--max-model-len 25.6k": {"max_model_len": 25_600},
+    "--gpu-memory-utilization .5": {"gpu_memory_utilization": 0.5},
+    "--shutdown-timeout 5.": {"drain_s": 5.0},
     "--max-model-len auto": {"max_model_len": None},
     "--max-model-len -1": {"max_model_len": None},
     "--max-num-batched-tokens 1M": {"max_num_batched_tokens": 2**20},

@@ -29,8 +29,14 @@ _SERVING = "serving on "
 
 
 def default_runtime_dir() -> Path:
-    """The default runtime directory of a stack: one for each user of the machine."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"  # noqa: S108  (the folder below has the uid in its name)
+    """The default runtime directory of a stack: one for each user of the machine.
+
+    $XDG_RUNTIME_DIR counts where it is absolute, as its specification has it: clients may be
+    started in another folder than the server.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    if not os.path.isabs(base):
+        base = "/tmp"  # noqa: S108  (the folder below has the uid in its name)
     return Path(base) / f"slipstream-{os.getuid()}" / "default"
 
 

@@ -19,7 +19,7 @@ from slipstream.stack.children.listeners import MAX_FRONTS
 from slipstream.vllm_flags import as_written_here, translated
 from slipstream_ipc.messages import MAX_OUTPUT_WORKERS, SamplingDefaults
 from slipstream_ipc.telemetry.logs import LogFormat
-from slipstream_ipc.validation.field_types import values_of
+from slipstream_ipc.validation.field_types import of_text, values_of
 
 MODEL = "model"
 HTTP = "HTTP server"
@@ -907,7 +907,9 @@ def _converted(name: str, value: Any, from_text: bool) -> Any:
     if from_text and isinstance(meant, str):
         meant = _whole_number(meant) if _takes_integers(name) else meant
     try:
-        return msgspec.convert(meant, _FIELDS[name].type, strict=not from_text)
+        if from_text:
+            return of_text(meant, _FIELDS[name].type)
+        return msgspec.convert(meant, _FIELDS[name].type)
     except msgspec.ValidationError:
         allowed = allowed_values(name, in_python=not from_text)
         raise wrong_option(name, value, allowed) from None

@@ -22,6 +22,8 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _GOT = re.compile(r"got `(\w+)`")
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+# a decimal number with nothing on one side of its point, which JSON does not allow
+_HALF_A_NUMBER = re.compile(r"([+-]?)(?:([0-9]+)\.|\.([0-9]+))((?:[eE][+-]?[0-9]+)?)")
 _KINDS = {  # msgspec's names of types
     "array": "a list",
     "bool": "a boolean",
@@ -77,6 +79,23 @@ def values_of(info: inspect.Type, *, in_python: bool = True) -> str:
             return "any value"
         case _:
             return "a string"
+
+
+def of_text(given: Any, kind: Any) -> Any:
+    """The value of a type that a text stands for, as people write it: `.5` and `5.` are numbers.
+    Other values than texts as they are.
+
+    Raises: msgspec.ValidationError.
+    """
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError:
+        half = _HALF_A_NUMBER.fullmatch(given) if isinstance(given, str) else None
+        if half is None:
+            raise
+        sign, whole, fraction, exponent = half.groups()
+        written = f"{sign.strip('+')}{whole or 0}.{fraction or 0}{exponent}"
+        return msgspec.convert(written, kind, strict=False)
 
 
 def field_error(

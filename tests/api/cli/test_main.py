@@ -75,7 +75,7 @@ def test_generate_samples_as_it_is_told(address, capsys):
         return capsys.readouterr().out
 
     seeded = text("--seed", "7", "--top-k", "50", "--top-p", "0.9", "--min-p", "0.01")
-    assert seeded == text("--seed", "7", "--top-k", "50", "--top-p", "0.9", "--min-p", "0.01")
+    assert seeded == text("--seed", "7", "--top-k", "50", "--top-p", ".9", "--min-p", "1e-2")
     greedy = text("--temperature", "0")
     stop = greedy[4:7]
     stopped = text("--temperature", "0", "--stop", "not there", "--stop", stop)
@@ -158,6 +158,7 @@ def test_ctrl_c_ends_generate_in_one_line(address):
             ["serv"],
             "slipstream: unknown command 'serv'; did you mean serve? (see slipstream --help",
         ),
+        (["serve", "--prot", "1"], "slipstream serve: unknown option --prot; did you mean --port?"),
         (["gpt"], "slipstream: unknown command 'gpt'; there are serve, chat, generate, "),
         (["demo", "kil"], "slipstream demo: unknown demo 'kil'; did you mean kill?"),
         (["bench", "thruput"], "slipstream bench: unknown benchmark 'thruput'; did you mean thr"),

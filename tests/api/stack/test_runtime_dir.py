@@ -20,6 +20,15 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("value", ["", "run", "./run"])
+def test_a_folder_that_is_not_absolute_is_none(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    default = default_runtime_dir()
+    assert default.is_absolute()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", value)
+    assert default_runtime_dir() == default
+
+
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_all_that_is_made_is_private(base: Path, umask: int) -> None:
     before = os.umask(umask)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Meta, Struct
 
 from slipstream_ipc.errors import BadRequest, MissingField, UnknownField, shown
-from slipstream_ipc.validation.field_types import field_error, values_of
+from slipstream_ipc.validation.field_types import field_error, of_text, values_of
 
 
 class Part(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
@@ -32,6 +32,24 @@ class Request(Struct, forbid_unknown_fields=True):
     bias: dict[int, float] | None = None
     anything: Any = None
     stream: bool = False
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False).map(str))
+def test_a_number_is_read_as_python_writes_it(text: str) -> None:
+    assert of_text(text, float) == float(text)
+
+
+@pytest.mark.parametrize("text", [".5", "5.", "-.25", "+5.", "-0.", ".5e3", "5.E-2", "+.1"])
+def test_a_number_may_begin_or_end_with_its_point(text: str) -> None:
+    assert of_text(text, float) == float(text)
+    assert of_text(text, float | None) == float(text)
+    assert of_text(text, str) == of_text(text, str | None) == text
+
+
+@pytest.mark.parametrize("text", ["", ".", "-.", "5.5.", "..5", ".e3", "5.x", "\u0665."])
+def test_other_texts_are_no_numbers(text: str) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        of_text(text, float)
 
 
 WRONG: list[tuple[Any, str]] = [

@@ -11,7 +11,7 @@ from slipstream.cli.options.option_values import Several
 from slipstream.errors import wrong_option
 from slipstream.request.requests import checked_params
 from slipstream_ipc.messages import SamplingParams
-from slipstream_ipc.validation.field_types import values_of
+from slipstream_ipc.validation.field_types import of_text, values_of
 
 _SAMPLING = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 _OPTIONS = (
@@ -64,7 +64,7 @@ def sampling_params_of(arguments: argparse.Namespace) -> SamplingParams:
     options: dict[str, Any] = {}
     for name, value in given.items():
         try:
-            options[name] = msgspec.convert(value, _SAMPLING[name], strict=False)
+            options[name] = of_text(value, _SAMPLING[name])
         except msgspec.ValidationError as error:
             allowed = values_of(msgspec.inspect.type_info(_SAMPLING[name]), in_python=False)
             raise wrong_option(name, value, allowed) from error
