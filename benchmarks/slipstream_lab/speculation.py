@@ -325,7 +325,7 @@ def host_row(num_steps: int) -> Row:
     for row in range(_HOST_ROWS):
         log.open(row)
         log.extend(row, rng.integers(0, 32_000, 64).astype(np.uint32))
-        drafter.open(row, b"", 0)
+        drafter.open(row, b"", 0, np.empty(0, np.uint32))
     taken = []
     columns = rng.integers(0, 32_000, (64 + num_steps, _HOST_ROWS)).astype(np.uint32)
     for at, ids in enumerate(columns):

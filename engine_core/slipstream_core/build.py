@@ -19,6 +19,7 @@ from slipstream_core.config import CoreConfig
 from slipstream_core.drafting.answer_memory import AnswerMemory
 from slipstream_core.drafting.drafter import Drafter
 from slipstream_core.drafting.ngram_drafter import NgramDrafter
+from slipstream_core.drafting.prediction_drafter import PredictionDrafter
 from slipstream_core.drafting.step_costs import StepCosts
 from slipstream_core.drafting.suffix_drafter import SuffixDrafter
 from slipstream_core.engine import Engine
@@ -223,6 +224,7 @@ def assemble_core(
         fingerprint=fingerprint_of(config, info),
         aliases=config.aliases,
         adapters=info.adapters,
+        is_drafted=config.speculative_config is not None and info.takes_drafts,
     )
     compiler = GrammarCompiler(
         lambda: Vocabulary(find_tokenizer(config.model), info.vocab_size, info.eos_token_ids)
@@ -326,6 +328,7 @@ def drafter_of(
         if memory is None:
             memory = AnswerMemory(given.suffix_cache_mib << 20)
         drafter = SuffixDrafter(drafter, memory, num_speculative_tokens=most, costs=costs)
+    drafter = PredictionDrafter(drafter, num_speculative_tokens=most, costs=costs)
     return GrammarDrafter(drafter, grammars, num_speculative_tokens=most, costs=costs)
 
 

@@ -38,7 +38,6 @@ IGNORED: dict[str, Any] = {
     "include_reasoning": True,
     "metadata": {"team": "search"},
     "parallel_tool_calls": True,
-    "prediction": {"type": "content", "content": "It is"},
     "prompt_cache_retention": "24h",
     "provider": {"order": ["mine"], "allow_fallbacks": False},
     "safety_identifier": "s",

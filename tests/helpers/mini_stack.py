@@ -100,7 +100,8 @@ class InstantPrompts:
     def ask(self, request: Render, _tenant: bytes = b"") -> int:
         self._key += 1
         text = request.text or " ".join(message.content for message in request.messages)
-        self.asked.append(Render(self._key, text, answer=request.answer))
+        asked = Render(self._key, text, answer=request.answer, prediction=request.prediction)
+        self.asked.append(asked)
         return self._key
 
     def withdraw(self, key: int) -> bool:
@@ -114,15 +115,20 @@ class InstantPrompts:
         return [
             Rendered(
                 r.key,
-                pack_u32(self._tokenizer.encode(r.text or "").ids),  # type: ignore[attr-defined]
+                pack_u32(self._ids(r.text or "")),
                 answer=None if r.answer is None else self._answer,
                 reasoning=None if r.answer is None else self._reasoning,
+                prediction_ids=pack_u32(self._ids(r.prediction)),
             )
             for r in asked
         ]
 
     def beat(self, now: float) -> list[Rendered]:
         return []
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text).ids  # type: ignore[attr-defined]
+        return ids
 
 
 @dataclass
@@ -194,6 +200,7 @@ class RawClient:
         scope: bytes = b"",
         adapter: str = "",
         cache_salt: str = "",
+        prediction: str = "",
         **params: object,
     ) -> Received:
         handle = len(self.streams)
@@ -206,6 +213,7 @@ class RawClient:
             scope=scope,
             adapter=adapter,
             cache_salt=cache_salt,
+            prediction=prediction,
         )
         received = self.send_submit(submit)
         received.wants_prompt = params.get("prompt_logprobs") is not None

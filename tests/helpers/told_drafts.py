@@ -28,7 +28,9 @@ class ToldDrafts:
         self._tokens: TokenLog | None = None
         self._rows = set[int]()
 
-    def open(self, row: int, root: bytes, prompt_len: int) -> None:
+    def open(
+        self, row: int, root: bytes, prompt_len: int, prediction: npt.NDArray[np.uint32]
+    ) -> None:
         """See Drafter."""
         self._rows.add(row)
 

@@ -214,6 +214,8 @@ class Client:
         cache_salt: restricts prefix caching to requests with the same salt, so that response times
             do not reveal other users' prompts. At most 1,024 characters. Requests without a salt
             share the cache with each other.
+        prediction: what the answer will probably say, as of an edit the text before it. The answer
+            is the same, and takes fewer steps where the server has `speculative_config`.
         prompt_cache_key: of several replicas, requests with the same key prefer the same one, as
             their prompts are probably cached there. Without one, the prompt's beginning decides.
         trace_headers: the W3C headers `traceparent` and `tracestate` of the trace that the request

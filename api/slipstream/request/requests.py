@@ -179,6 +179,7 @@ def new_submits(
             given = Summary("text" if text is not None else "token ids")
             raise BadRequest("prompt", given, "chat messages beside options of chats")
         named = {name: value for name, value in asked.items() if value is not None}
+        _check_prediction(asked.get("prediction"))
         request = Submit(
             handle=0,
             stream_id=bytes(16),
@@ -223,6 +224,13 @@ def new_submits(
     except BadRequest as error:
         raise bad_request(error) from None
     return submits
+
+
+def _check_prediction(prediction: object) -> None:
+    if prediction is not None and not isinstance(prediction, str):
+        raise BadRequest("prediction", type(prediction).__name__, "a string, or None")
+    if prediction == "":
+        raise BadRequest("prediction", "", "the text that the answer will probably say")
 
 
 def _adapter_of(model: ModelCard | None) -> dict[str, Any]:

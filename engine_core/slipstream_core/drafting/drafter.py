@@ -34,9 +34,10 @@ class Drafter(Protocol):
         the tokens of the step in flight are known.
         """
 
-    def open(self, row: int, root: bytes, prompt_len: int) -> None:
+    def open(self, row: int, root: bytes, prompt_len: int, prediction: UInt32s) -> None:
         """Foresee the tokens of a row, whose prompt and outputs are in the history. root: of its
         prefixes in the cache; what rows of other roots say must not show in its drafts.
+        prediction: what it will probably say, [n]; none, [0].
         """
 
     def close(self, rows: Int64s) -> None:

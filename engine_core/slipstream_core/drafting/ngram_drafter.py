@@ -54,7 +54,7 @@ class NgramDrafter:
         """See Drafter."""
         return self._awaits_tokens
 
-    def open(self, row: int, _root: bytes, _prompt_len: int) -> None:
+    def open(self, row: int, _root: bytes, _prompt_len: int, _prediction: UInt32s) -> None:
         """See Drafter."""
         self._open(row)
 

@@ -60,10 +60,10 @@ class SuffixDrafter:
         """See Drafter."""
         return self._awaits_tokens or self._other.awaits_tokens
 
-    def open(self, row: int, root: bytes, prompt_len: int) -> None:
+    def open(self, row: int, root: bytes, prompt_len: int, prediction: UInt32s) -> None:
         """See Drafter."""
         self._rows[row] = _Row(root, prompt_len)
-        self._other.open(row, root, prompt_len)
+        self._other.open(row, root, prompt_len, prediction)
 
     def close(self, rows: Int64s) -> None:
         """See Drafter."""

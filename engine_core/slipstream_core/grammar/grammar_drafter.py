@@ -56,11 +56,11 @@ class GrammarDrafter:
         """See Drafter."""
         return self._awaits_tokens or self._other.awaits_tokens
 
-    def open(self, row: int, root: bytes, prompt_len: int) -> None:
+    def open(self, row: int, root: bytes, prompt_len: int, prediction: UInt32s) -> None:
         """See Drafter."""
         if self._grammars.begins_at_once(row):
             self._rows.add(row)
-        self._other.open(row, root, prompt_len)
+        self._other.open(row, root, prompt_len, prediction)
 
     def close(self, rows: Int64s) -> None:
         """See Drafter."""

@@ -68,6 +68,7 @@ class NewRequest:
     reasoning: ReasoningState | None = None  # None: its grammar, if any, applies from the start
     masked_ids: Collection[int] = ()  # not sampled while `reasoning.masks_ids`
     adapter: int = -1  # its place; -1: none
+    prediction_ids: bytes = b""  # of what it will probably say
 
     @property
     def top_k(self) -> int:

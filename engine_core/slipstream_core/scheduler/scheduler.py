@@ -59,6 +59,7 @@ from slipstream_core.scheduler.step_builder import PlanBuilder, TokenColumns, to
 from slipstream_core.scheduler.suspects import SuspectQueue
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.step.plan import FrontSaves, SnapshotPlan, StepPlan
+from slipstream_ipc.columns import u32
 from slipstream_ipc.history.pages import PAGE_LEN, spans
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import Admit, Fault
@@ -269,7 +270,8 @@ class Scheduler:
         self._suspects.added(row)
         self._running_set.waiting.join(row)
         if self._drafter is not None:
-            self._drafter.open(row, request.prefix_root, request.prompt_len)
+            prediction = u32(request.prediction_ids)
+            self._drafter.open(row, request.prefix_root, request.prompt_len, prediction)
 
     def remove(self, row: int) -> None:
         """Remove a request, running or waiting. Does nothing if it is not here."""

@@ -71,12 +71,14 @@ class Admission:
         derived = admit.derived
         prompt = u32(admit.prompt_ids, "prompt_ids")
         outputs = u32(admit.begun.output_ids, "output_ids")
+        prediction = u32(derived.prediction_ids, "prediction_ids")
         total = len(prompt) + derived.max_tokens
         for field, largest in (
             ("prompt_token_ids", int(prompt.max(initial=0))),
             ("output_ids", int(outputs.max(initial=0))),
             ("stop_token_ids", max(derived.stop_token_ids, default=0)),
             ("reasoning", _largest(derived.reasoning)),
+            ("prediction_ids", int(prediction.max(initial=0))),
         ):
             if largest >= self.card.vocab_size:
                 why = f"token id {largest}, allowed: [0, {self.card.vocab_size})"
@@ -138,6 +140,7 @@ class Admission:
                 return Fault("bad_request", str(error), "logprobs")
         num_bytes = 4 * total + admit.derived.max_tokens * (8 * width + 4) + _OTHER_BYTES
         num_bytes += 0 if admit.spec.keep is None else len(admit.spec.keep.record)
+        num_bytes += len(admit.derived.prediction_ids)
         if num_bytes > MAX_CORE_MESSAGE_BYTES:
             why = (
                 f"{total} tokens with {width} log-probabilities to an output may take {num_bytes} "
@@ -224,4 +227,5 @@ def new_request(
         reasoning=reasoning,
         masked_ids=() if reasoning is None else reasoning.masked_ids(end_ids),
         adapter=adapter,
+        prediction_ids=derived.prediction_ids,
     )

@@ -49,6 +49,7 @@ class Derived(Struct, array_like=True, frozen=True):
     frame: Annotated[str, Meta(max_length=MAX_FRAME_CHARS)] = ""
     changed_turns: TurnChanges = ()  # of the prompt; a core does not read it
     left_out: LeftOut = ()  # paths of keywords of its schemas that its grammar lacks
+    prediction_ids: bytes = b""  # of the Submit's prediction, where answers are drafted
 
 
 class RequestTimes(Struct, array_like=True, frozen=True):

@@ -20,6 +20,7 @@ MAX_KEPT_BYTES = 2**22  # a kept answer with its record; its encoding may take t
 MAX_OUTPUT_WORKERS = 64  # of a stack
 MAX_LORA_NAME_CHARS = 128
 MAX_LORAS = 1024  # of a model
+MAX_PREDICTION_TOKENS = 2**16  # of a prediction; the rest is left out
 MAX_LEFT_OUT = 64  # keywords of schemas that are named as left out
 
 U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger integers

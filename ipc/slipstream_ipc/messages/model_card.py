@@ -48,3 +48,4 @@ class ModelCard(Struct, array_like=True, frozen=True):
     aliases: Annotated[tuple[Label, ...], Meta(max_length=MAX_ALIASES)] = ()
     # models of their own to requests, which the same weights serve
     adapters: Annotated[tuple[AdapterRef, ...], Meta(max_length=MAX_LORAS)] = ()
+    is_drafted: bool = False  # its answers are, and so a Submit's prediction saves steps

@@ -214,10 +214,11 @@ class SamplingDefaults(Struct, array_like=True, frozen=True):
 
 
 class AskedOptions(TypedDict, total=False):
-    """The fields of `RequestSpec` that callers name, besides those with a rule of their own."""
+    """The fields of `Submit` that callers name, besides those with a rule of their own."""
 
     priority: int
     cache_salt: str | None
+    prediction: str | None
 
 
 class RequestSpec(Struct, array_like=True, frozen=True):
@@ -354,3 +355,5 @@ class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
     own_priority: int = 0  # among its tenant's requests of equal priority; lower runs first
     adapter: LongText = ""  # the name of an adapter on the model's card; empty: none
     adapter_digest: Identity = b""  # of that adapter as the client knows it; empty: any
+    # what the answer will probably say: then it takes fewer steps, where answers are drafted
+    prediction: str = ""

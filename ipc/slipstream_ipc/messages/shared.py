@@ -69,6 +69,9 @@ class End(Struct, array_like=True, frozen=True):
     fault: Fault | None = None
     num_cached_tokens: U32 = 0  # of the prompt, found in the cache when it was first computed
     num_reasoning_tokens: U32 = 0  # of the answer, between the delimiters of its reasoning
+    # of the prediction, where answers are drafted: tokens that came as foreseen, and the others
+    num_accepted_prediction_tokens: U32 = 0
+    num_rejected_prediction_tokens: U32 = 0
 
 
 class LogprobColumns(Struct, array_like=True, gc=False, frozen=True):

@@ -17,7 +17,7 @@ StructuredForm = Literal["json", "grammar", "other"]
 
 
 class Render(Struct, array_like=True, frozen=True):
-    """Tokenize a prompt, `text` or `messages`, if either is given, and the bad words.
+    """Tokenize a prompt, `text` or `messages`, if either is given, the bad words, and a prediction.
 
     If `token_ids` are given, detokenize them instead.
     """
@@ -36,6 +36,7 @@ class Render(Struct, array_like=True, frozen=True):
     max_tokens: int = 0
     answer: AnswerOptions | None = None  # of `messages`; as in Submit
     structured: StructuredForm | None = None  # the answer is to be structured output
+    prediction: str = ""  # of the answer, to be tokenised as well
 
 
 class Rendered(Struct, array_like=True, frozen=True, tag=0):
@@ -55,6 +56,7 @@ class Rendered(Struct, array_like=True, frozen=True, tag=0):
     changed_turns: TurnChanges = ()  # as in Admit
     formats: LeftOut = ()  # paths of custom tools' formats, which only `call_grammar` can enforce
     is_for_formats: bool = False  # nothing else asks for `call_grammar`
+    prediction_ids: bytes = b""  # as in Admit
 
 
 class TokenizerReady(Struct, array_like=True, frozen=True, tag=1):

@@ -17,6 +17,7 @@ from slipstream_ipc.columns import UInt32s
 from slipstream_ipc.errors import BadRequest, Summary, TooManyTokens
 from slipstream_ipc.messages import (
     MAX_CHAT_TURNS,
+    MAX_PREDICTION_TOKENS,
     Admit,
     ModelCard,
     RepetitionDetection,
@@ -209,11 +210,16 @@ def check_admit(admit: Admit) -> None:
         params = msgspec.structs.replace(params, structured_outputs=None)
     check_params(params)
     _integer("max_tokens", admit.derived.max_tokens, 1, 2**31 - 1, "an integer >= 1")
+    prediction_ids = admit.derived.prediction_ids
     columns = [("prompt_ids", admit.prompt_ids), ("output_ids", admit.begun.output_ids)]
+    columns += [("prediction_ids", prediction_ids)]
     columns += [("output_ids", other.begun.output_ids) for other in admit.others]
     for field, column in columns:
         if len(column) % 4:
             raise BadRequest(field, Summary(f"{len(column)} bytes"), "u32 values")
+    if len(prediction_ids) > 4 * MAX_PREDICTION_TOKENS:
+        given = Summary(f"{len(prediction_ids)} bytes")
+        raise BadRequest("prediction_ids", given, f"at most {4 * MAX_PREDICTION_TOKENS}")
     unpack_words(admit.derived.bad_word_ids, admit.derived.bad_word_counts)
 
 

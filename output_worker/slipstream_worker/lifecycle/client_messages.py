@@ -286,7 +286,9 @@ class ClientMessages:
         if render is None:
             self._register_and_submit(stream, Rendered(0), card)
         else:
-            stream.submit = structs.replace(submit, params=Raw(), text=None, messages=())
+            stream.submit = structs.replace(
+                submit, params=Raw(), text=None, messages=(), prediction=""
+            )
             self._render_queue.ask(stream, render, tenant)
 
     def _submit_again(
@@ -331,6 +333,7 @@ class ClientMessages:
                 changed_turns=rendered.changed_turns,
                 formats=rendered.formats,
                 is_for_formats=rendered.is_for_formats,
+                prediction_ids=rendered.prediction_ids,
             )
         except BadRequest as error:
             self._lifecycle.reject(stream, error.fault)
@@ -416,7 +419,8 @@ def _read(submit: Submit, client: bytes) -> Submission | Fault:
 def _render_of(submit: Submit, submission: Submission, card: ModelCard) -> Render | None:
     """The request to the tokenizer process for a submission; None if nothing has to be done."""
     bad_words = submission.bad_words
-    if submit.token_ids and not bad_words:
+    prediction = submit.prediction if card.is_drafted else ""
+    if submit.token_ids and not bad_words and not prediction:
         return None
     return Render(
         0,
@@ -427,6 +431,7 @@ def _render_of(submit: Submit, submission: Submission, card: ModelCard) -> Rende
         max_tokens=card.max_model_len,
         answer=submit.answer if submit.messages else None,
         structured=submission.structured_form,
+        prediction=prediction,
     )
 
 

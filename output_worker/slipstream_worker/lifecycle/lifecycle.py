@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.columns import pack_u32, u32
+from slipstream_ipc.history.prediction import FollowedPrediction
 from slipstream_ipc.messages import (
     Admit,
     Admitted,
@@ -399,6 +400,14 @@ class StreamLifecycle:
             num_cached = registration.begun.num_cached_tokens
             output.end = structs.replace(output.end, num_cached_tokens=num_cached)
         columns = self._columns
+        if output.end is not None and registration.derived.prediction_ids:
+            followed = FollowedPrediction(u32(registration.derived.prediction_ids))
+            followed.follow(columns.token_ids(stream)[: output.end.num_tokens])
+            output.end = structs.replace(
+                output.end,
+                num_accepted_prediction_tokens=followed.num_accepted,
+                num_rejected_prediction_tokens=followed.num_rejected,
+            )
         token_bytes = 16 + 8 * columns.widths.item(worker_row)
         num_tokens = columns.lengths.item(worker_row)
         if not stream.is_counted:

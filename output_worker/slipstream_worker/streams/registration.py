@@ -205,6 +205,7 @@ def register(
     changed_turns: TurnChanges = (),
     formats: LeftOut = (),
     is_for_formats: bool = False,
+    prediction_ids: bytes = b"",
 ) -> Admit:
     """The registration of an answer whose prompt is tokenised. Raises BadRequest if it cannot run.
 
@@ -213,6 +214,7 @@ def register(
     how the core can follow reasoning and calls, where there is something that depends on it. frame:
     what structured output stands in. changed_turns: what was done to the chat. formats: paths of
     formats that only call_grammar can enforce; is_for_formats: nothing else asks for it.
+    prediction_ids: of what it will probably say.
 
     shares_prefixes: False lets no other tenant share the prefixes of one that the Submit names.
     `spec` and `fingerprint` come from its Submission. Without a given seed, the seed follows from
@@ -286,6 +288,7 @@ def register(
         frame=frame,
         changed_turns=changed_turns,
         left_out=() if call_grammar else formats,
+        prediction_ids=_ids_of_model(prediction_ids, card),
     )
     begun = Begun(
         submit.output_ids,
@@ -298,6 +301,13 @@ def register(
     if params is not spec.params:
         spec = structs.replace(spec, params=params)
     return Admit(submit.stream_id, prompt_ids, spec, derived, begun)
+
+
+def _ids_of_model(prediction_ids: bytes, card: ModelCard) -> bytes:
+    """The ids up to one that the tokenizer has and the model does not."""
+    ids = u32(prediction_ids)
+    beyond = (ids >= card.vocab_size).nonzero()[0]
+    return prediction_ids[: 4 * int(beyond[0])] if len(beyond) else prediction_ids
 
 
 def _with_adapter(spec: RequestSpec, submit: Submit, card: ModelCard) -> RequestSpec:

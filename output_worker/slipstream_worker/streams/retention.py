@@ -38,6 +38,7 @@ def request_bytes(registration: Admit) -> int:
     """The memory that a stream's request takes, without its outputs."""
     params, answer = registration.spec.params, registration.derived.answer
     num_bytes = len(registration.prompt_ids) + len(registration.derived.bad_word_ids)
+    num_bytes += len(registration.derived.prediction_ids)
     num_bytes += len(registration.derived.frame) + (0 if answer is None else len(answer.tools))
     return num_bytes + _listed_bytes(params) + _form_bytes(params.structured_outputs)
 

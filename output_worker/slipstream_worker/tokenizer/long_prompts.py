@@ -35,7 +35,8 @@ SLICE_CHARS = 2**16  # slice of a text that may be too long
 def size_of(request: Render) -> int:
     """Size of the request in characters; a token id counts as one."""
     num_ids = len(request.token_ids or b"") // 4
-    return num_ids + num_prompt_chars(request.text, request.messages, request.template)
+    num_chars = num_prompt_chars(request.text, request.messages, request.template)
+    return num_ids + num_chars + len(request.prediction)
 
 
 def num_prompt_chars(

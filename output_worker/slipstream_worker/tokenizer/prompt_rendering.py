@@ -17,6 +17,7 @@ from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest, Summary, TooManyTokens, brief
 from slipstream_ipc.messages import (
     MAX_LEFT_OUT,
+    MAX_PREDICTION_TOKENS,
     AnswerOptions,
     AnswerSettings,
     ChatMessage,
@@ -37,7 +38,7 @@ from slipstream_worker.formats.call_grammar import (
 )
 from slipstream_worker.tokenizer.answer_settings import ReadFormat, asks_for_grammar
 from slipstream_worker.tokenizer.bad_words import bad_word_ids
-from slipstream_worker.tokenizer.long_prompts import tokens_if_too_long
+from slipstream_worker.tokenizer.long_prompts import SLICE_CHARS, tokens_if_too_long
 from slipstream_worker.tokenizer.open_turn import ChatTexts, open_turn
 from slipstream_worker.tokenizer.template_dialect import TemplateDialect
 from slipstream_worker.tokenizer.turn_forms import FittedChat, Shape, fit
@@ -79,6 +80,7 @@ def render(tokenizer: Any, request: Render, traits: ChatTraits = _PLAIN) -> Rend
         if request.is_query and 0 < request.max_tokens < len(ids):
             raise _too_long(request, f"{len(ids)} tokens", len(ids))
         words = bad_word_ids(tokenizer, request.bad_words)
+        prediction_ids = _prediction_ids(tokenizer, request)
         strings = tokenizer.convert_ids_to_tokens(ids) if request.with_strings else ()
         if request.with_strings:
             _check_size("prompt", "".join(strings))
@@ -107,6 +109,7 @@ def render(tokenizer: Any, request: Render, traits: ChatTraits = _PLAIN) -> Rend
         changed_turns=prompt.changed_turns,
         formats=prompt.formats,
         is_for_formats=prompt.is_for_formats,
+        prediction_ids=pack_u32(prediction_ids),
     )
 
 
@@ -202,6 +205,20 @@ def _ids(tokenizer: Any, text: str, request: Render, add_special_tokens: bool) -
         raise _too_long(request, given, num)
     ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
     return ids
+
+
+def _prediction_ids(tokenizer: Any, request: Render) -> list[int]:
+    """The ids of a prediction, or of the beginning of a long one. Its end may be cut anywhere, and
+    a border of slices be tokenised otherwise than an answer would be: it foresees, no more.
+    """
+    most = min(request.max_tokens or MAX_PREDICTION_TOKENS, MAX_PREDICTION_TOKENS)
+    ids: list[int] = []
+    for begin in range(0, len(request.prediction), SLICE_CHARS):
+        if len(ids) >= most:
+            break
+        part = request.prediction[begin : begin + SLICE_CHARS]
+        ids += tokenizer(part, add_special_tokens=False)["input_ids"]
+    return ids[:most]
 
 
 def _read_answer(

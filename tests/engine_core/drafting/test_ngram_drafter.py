@@ -14,6 +14,7 @@ from slipstream_ipc.row_set import RowSet
 
 CHEAP = StepCosts([(1, 1.0), (64, 1.1)])  # more rows cost next to nothing
 DEAR = StepCosts([(1, 1.0), (64, 64.0)])  # rows cost what they would cost alone
+NO_IDS = np.empty(0, np.uint32)
 PARAGRAPH = [7, 3, 9, 4, 1, 8, 2, 6, 5, 11, 13, 12]
 
 
@@ -28,7 +29,7 @@ class Rows:
         for row, prompt in enumerate(prompts):
             self.log.open(row)
             self.log.extend(row, np.array(prompt, np.uint32))
-            self.drafter.open(row, b"", 0)
+            self.drafter.open(row, b"", 0, NO_IDS)
 
     def sampled(self, *ids: int) -> None:
         given_ids = np.array(ids, np.uint32)
@@ -118,7 +119,7 @@ def test_a_row_that_is_opened_again_knows_nothing_of_before() -> None:
     rows.log.drop(0)
     rows.log.open(0)
     rows.log.extend(0, np.array([50, 51, 52], np.uint32))
-    rows.drafter.open(0, b"", 0)
+    rows.drafter.open(0, b"", 0, NO_IDS)
     for token in PARAGRAPH[:4]:
         rows.sampled(token)
     assert rows.proposed() == [[]]

@@ -120,7 +120,7 @@ class Rows:
         for row, (root, prompt) in prompts.items():
             self.log.open(row)
             self.log.extend(row, prompt)
-            self.drafter.open(row, root, len(prompt))
+            self.drafter.open(row, root, len(prompt), ids())
 
     def arrive(self, *spans: UInt32s) -> None:
         for row, span in zip(self.rows.tolist(), spans, strict=True):

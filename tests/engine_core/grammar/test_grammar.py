@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -755,7 +756,9 @@ class Silent:
 
     awaits_tokens = False
 
-    def open(self, row: int, root: bytes, prompt_len: int) -> None:
+    def open(
+        self, row: int, root: bytes, prompt_len: int, prediction: npt.NDArray[np.uint32]
+    ) -> None:
         pass
 
     def close(self, rows: Any) -> None:
@@ -771,7 +774,7 @@ class Silent:
 def test_what_is_forced_is_drafted_until_it_is_spelled_otherwise() -> None:
     rows, tokens = one_row(FORCING[0], [])
     drafter = GrammarDrafter(Silent(), rows, num_speculative_tokens=8, costs=StepCosts())
-    drafter.open(0, b"", 2)
+    drafter.open(0, b"", 2, np.empty(0, np.uint32))
     everything, most = RowSet(np.zeros(1, np.int64)), np.full(1, 9)
 
     def arrive(text: str) -> None:

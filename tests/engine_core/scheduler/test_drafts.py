@@ -71,7 +71,9 @@ class Prophet:
     def awaits_tokens(self) -> bool:
         return not self.pause and self.rng.random() < 0.9
 
-    def open(self, row: int, root: bytes, prompt_len: int) -> None:
+    def open(
+        self, row: int, root: bytes, prompt_len: int, prediction: npt.NDArray[np.uint32]
+    ) -> None:
         assert row not in self.rows
         self.rows.add(row)
 

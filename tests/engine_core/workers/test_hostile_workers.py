@@ -12,6 +12,7 @@ from tests.helpers.admits import admit_of, with_fields
 
 from slipstream_ipc.columns import pack_u32, pack_u64
 from slipstream_ipc.messages import (
+    MAX_PREDICTION_TOKENS,
     AdmissionRefused,
     Admit,
     Admitted,
@@ -147,6 +148,8 @@ def test_an_admission_with_fewer_outputs_than_before(make_core) -> None:
         ({"stop_token_ids": (2**32,)}, "stop_token_ids"),
         ({"stream_id": bytes(17)}, "stream_id"),
         ({"prompt_ids": b"abc"}, "prompt_ids"),
+        ({"prediction_ids": b"abc"}, "prediction_ids"),
+        ({"prediction_ids": bytes(4 + 4 * MAX_PREDICTION_TOKENS)}, "prediction_ids"),
         ({"params": SamplingParams(logprobs=2**40)}, "logprobs"),
         ({"params": SamplingParams(temperature=float("nan"))}, "temperature"),
         ({"params": SamplingParams(top_k=2**63)}, "top_k"),
@@ -174,6 +177,7 @@ def test_a_wrong_registration_is_refused_by_its_field(make_core, fields, named) 
     ("fields", "named"),
     [
         ({"stop_token_ids": (2, 997), "params": SamplingParams(min_tokens=5)}, "stop_token_ids"),
+        ({"prediction_ids": pack_u32([3, 997])}, "prediction_ids"),
         ({"params": SamplingParams(logit_bias={997: 1.0})}, "logit_bias"),
         ({"params": SamplingParams(allowed_token_ids=(3, 997))}, "allowed_token_ids"),
         ({"bad_word_ids": pack_u32([1, 997]), "bad_word_counts": pack_u32([2])}, "bad_words"),

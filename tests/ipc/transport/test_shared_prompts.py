@@ -121,6 +121,7 @@ def test_every_field_is_an_answers_own_or_has_to_be_alike(field: str) -> None:
         "prompt_logprobs": LOGPROBS,
         "label": "other",
         "cache_salt": "other",
+        "adapter": "other",
         "frame": "other",
         "was_accepted": True,
         "keep": KeepOptions(b"record"),

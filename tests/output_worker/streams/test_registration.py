@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
     MAX_LORA_NAME_CHARS,
@@ -32,6 +32,7 @@ from slipstream_ipc.transport.codec import encode_params
 from slipstream_worker.clients.readers import accepted
 from slipstream_worker.streams import registration
 from slipstream_worker.streams.registration import Submission, answers_of, register
+from slipstream_worker.streams.retention import request_bytes
 
 CARD = ModelCard("m", "p", vocab_size=1000, max_model_len=64, eos_token_ids=(2,))
 PROMPT = pack_u32([1, 5, 7])
@@ -322,3 +323,33 @@ def test_a_target_of_reasoning_is_a_budget_where_one_can_be_kept() -> None:
     assert budget(ids, thinking_token_budget=-1) is None
     assert budget(ids, allowed_token_ids=(1, 2)) is None
     assert budget(None) is None
+
+
+def test_a_prediction_is_registered_up_to_an_id_that_the_model_lacks() -> None:
+    submit = submission()
+    known, beyond = [5, 999, 6], [5, 999, 1000, 6]
+    for ids, registered in ((known, known), (beyond, beyond[:2]), ([1000], []), ([], [])):
+        spec = Submission(submit).spec_of(submit)
+        admit = register(
+            *(submit, PROMPT, b"c", CARD), spec=spec, fingerprint=b"", prediction_ids=pack_u32(ids)
+        )
+        assert u32(admit.derived.prediction_ids).tolist() == registered
+
+
+def test_a_prediction_is_part_of_no_fingerprint_and_of_what_a_request_takes() -> None:
+    submit = submission()
+    predicted = structs.replace(submit, prediction="x" * 1000)
+    assert Submission(predicted).fingerprint(predicted) == Submission(submit).fingerprint(submit)
+    spec = Submission(submit).spec_of(submit)
+    sizes = [
+        request_bytes(
+            register(
+                *(submit, PROMPT, b"c", CARD),
+                spec=spec,
+                fingerprint=b"",
+                prediction_ids=pack_u32([7] * num),
+            )
+        )
+        for num in (0, 100)
+    ]
+    assert sizes[1] - sizes[0] == 400

@@ -19,6 +19,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.validation.chat_template import template_options
 from slipstream_worker.tokenizer import prompt_rendering
+from slipstream_worker.tokenizer.long_prompts import size_of
 from slipstream_worker.tokenizer.prompt_rendering import ChatTraits, render
 
 TEMPLATE = """
@@ -154,3 +155,33 @@ def test_what_is_too_much_to_be_answered_is_refused(tokenizer, monkeypatch):
     ids = tokenizer("some long words here")["input_ids"]
     field, _ = fault_of(tokenizer, Render(1, token_ids=pack_u32(ids)))
     assert field == "token_ids"
+
+
+def test_a_prediction_is_tokenised_beside_the_prompt_without_special_tokens(tokenizer):
+    def ids(request: Render) -> list[int]:
+        answer = render(tokenizer, request)
+        assert answer.fault is None
+        return u32(answer.prediction_ids).tolist()
+
+    text = "def y():\n    return 1\n"
+    plain = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert ids(Render(1, "abc", prediction=text)) == plain
+    assert ids(Render(1, prediction=text)) == plain  # of a prompt that is ids
+    assert ids(Render(1, "abc")) == []
+
+
+def test_a_long_prediction_is_cut(tokenizer, monkeypatch):
+    answer = render(tokenizer, Render(1, "abc", prediction="a name " * 1000, max_tokens=50))
+    whole = tokenizer("a name " * 1000, add_special_tokens=False)["input_ids"]
+    assert u32(answer.prediction_ids).tolist() == whole[:50]
+    monkeypatch.setattr(prompt_rendering, "MAX_PREDICTION_TOKENS", 30)
+    answer = render(tokenizer, Render(1, "abc", prediction="a name " * 1000))
+    assert u32(answer.prediction_ids).tolist() == whole[:30]
+    monkeypatch.setattr(prompt_rendering, "SLICE_CHARS", 7)  # as if each slice were as long
+    answer = render(tokenizer, Render(1, "abc", prediction="a name " * 8))
+    part = tokenizer("a name ", add_special_tokens=False)["input_ids"]
+    assert u32(answer.prediction_ids).tolist() == (part * 8)[:30]
+
+
+def test_a_prediction_counts_as_text_to_be_tokenised():
+    assert size_of(Render(1, "abc", prediction="x" * 100)) == size_of(Render(1, "abc")) + 100

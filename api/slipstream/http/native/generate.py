@@ -93,6 +93,7 @@ def _plan(
         params=params,
         answers=params_of_answers(params),
         param_names=names,
+        prediction=body.prediction,
     )
 
 

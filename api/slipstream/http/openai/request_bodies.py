@@ -156,6 +156,20 @@ class ThinkingContent(
 ContentPart = TextContent | RefusalContent | ThinkingContent
 
 
+class PredictedOutput(Struct, frozen=True, forbid_unknown_fields=True):
+    """The text that the answer will probably say, also as parts, which are joined."""
+
+    type: Literal["content"]
+    content: str | tuple[TextContent, ...]
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class CalledFunction(Struct, frozen=True, forbid_unknown_fields=True):
     """A function and its arguments: a JSON object, usually as text."""
 
@@ -232,8 +246,9 @@ class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
     stop_scope: Literal["content", "all"] | None = None  # where stop strings are looked for
     logprobs_scope: Literal["content", "all"] | None = None  # whose tokens `logprobs` has
 
+    prediction: PredictedOutput | None = None  # saves steps where answers are drafted
+
     include_reasoning: Ignored = None  # reasoning is in a field of its own
-    prediction: Ignored = None
     verbosity: Ignored = None
 
     functions: Unsupported = None
@@ -262,6 +277,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     stream_options: StreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    prediction: str | None = None
     prompt_cache_key: str | None = None
 
 

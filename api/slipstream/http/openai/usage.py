@@ -16,9 +16,14 @@ class PromptTokensDetails(Struct, frozen=True):
 
 
 class CompletionTokensDetails(Struct, frozen=True):
-    """reasoning_tokens: between the delimiters of reasoning."""
+    """reasoning_tokens: between the delimiters of reasoning. accepted_prediction_tokens: of the
+    prediction, that came as foreseen; rejected_prediction_tokens: its others. Both are 0 where
+    answers are not drafted.
+    """
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class Usage(Struct, frozen=True):
@@ -49,5 +54,9 @@ def final_usage(usage: Usage, ends: Sequence[End], num_answers: int) -> Usage:
         usage.completion_tokens,
         usage.total_tokens,
         PromptTokensDetails(num_cached),
-        CompletionTokensDetails(min(usage.completion_tokens, num_reasoning)),
+        CompletionTokensDetails(
+            min(usage.completion_tokens, num_reasoning),
+            sum(end.num_accepted_prediction_tokens for end in ends),
+            sum(end.num_rejected_prediction_tokens for end in ends),
+        ),
     )

@@ -95,7 +95,8 @@ def plan_chat(
     Raises: ApiError.
     """
     max_tokens, names = _max_tokens(body)
-    names = {"prompt": "messages", "logprobs": "top_logprobs", **names, **caller_names(body)}
+    names |= {"prompt": "messages", "logprobs": "top_logprobs", "prediction": "prediction.content"}
+    names |= caller_names(body)
     names = composed_names(names, param_names or {})
     with callers_fields(names):
         functions, custom_tools = with_functions(body)
@@ -147,6 +148,7 @@ def _plan(
         param_names=names,
         template=template,
         answer=answer,
+        prediction=None if body.prediction is None else body.prediction.text,
     )
 
 

@@ -74,18 +74,21 @@ def plan_answer(
     param_names: dict[str, str],
     template: TemplateOptions | None = None,
     answer: AnswerOptions | None = None,
+    prediction: str | None = None,
     echo: Echo | None = None,
 ) -> AnswerPlan:
     """A new answer's id and streams: for each prompt, one stream per entry of `answers`.
 
     kind: see `AnswerId`. answers: `params` split into one per choice. answer: how their text is
-    read. Raises: BadRequestError.
+    read. prediction: what they will probably say. Raises: BadRequestError.
     """
     answer_id = AnswerId(kind, secrets.token_bytes(16), len(prompts), len(answers))
     options = body.stream_options or StreamOptions()
     stream_ids = iter(answer_id.stream_ids())
     cache_key = checked_cache_key(body.prompt_cache_key)
-    asked = cast(AskedOptions, {name: getattr(body, name) for name in AskedOptions.__annotations__})
+    names = AskedOptions.__annotations__.keys() - {"prediction"}
+    asked = cast(AskedOptions, {name: getattr(body, name) for name in names})
+    asked["prediction"] = prediction
     states: list[StreamState] = []
     for number, prompt in enumerate(prompts):
         try:

@@ -172,9 +172,18 @@ def test_usage_has_details_as_vllm_50895_asks(raw, played, path: str) -> None:
         "completion_tokens": 1,
         "total_tokens": 3,
         "prompt_tokens_details": {"cached_tokens": 16},
-        "completion_tokens_details": {"reasoning_tokens": 1},
+        "completion_tokens_details": {
+            "reasoning_tokens": 1,
+            "accepted_prediction_tokens": 5,
+            "rejected_prediction_tokens": 2,
+        },
     }
-    ends = {"num_cached_tokens": 16, "num_reasoning_tokens": 1}
+    ends = {
+        "num_cached_tokens": 16,
+        "num_reasoning_tokens": 1,
+        "num_accepted_prediction_tokens": 5,
+        "num_rejected_prediction_tokens": 2,
+    }
     _, answer = answered(raw, played, path, GOOD[path], **ends)
     assert answer.json["usage"] == expected
     stream = {"stream": True, "stream_options": {"include_usage": True}}

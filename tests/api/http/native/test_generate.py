@@ -67,7 +67,11 @@ def test_an_answer_has_text_and_ids(played, raw):
             "completion_tokens": 2,
             "total_tokens": 5,
             "prompt_tokens_details": {"cached_tokens": 0},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         },
         "prompt_logprobs": None,
         "prompt_token_ids": [1, 2, 3],
