@@ -13,34 +13,48 @@ ALLOWED = "printable ASCII without spaces, not empty"
 
 
 class KeyFiles:
-    """The files of a server's keys, and of those among them whose priority counts; None: none."""
+    """The files of a server's keys, of those among them whose priority counts, and of those that
+    may change adapters; None: none.
+    """
 
-    def __init__(self, api_keys: str | None, priority_keys: str | None) -> None:
+    def __init__(
+        self, api_keys: str | None, priority_keys: str | None, lora_keys: str | None = None
+    ) -> None:
         self.api_keys = None if api_keys is None else os.path.abspath(api_keys)
         self.priority_keys = None if priority_keys is None else os.path.abspath(priority_keys)
-        self._as_given = api_keys, priority_keys
+        self.lora_keys = None if lora_keys is None else os.path.abspath(lora_keys)
+        self._as_given = api_keys, priority_keys, lora_keys
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The paths that are given."""
-        return tuple(path for path in (self.api_keys, self.priority_keys) if path is not None)
+        paths = self.api_keys, self.priority_keys, self.lora_keys
+        return tuple(path for path in paths if path is not None)
 
-    def read(self, listed: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """All keys, and those whose priority counts. listed: keys that are in no file.
+    def read(
+        self, listed: Sequence[str]
+    ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """All keys, those whose priority counts, and those that may change adapters. listed: keys
+        that are in no file.
 
         Raises: BadRequestError, without a key.
         """
-        api_keys, priority_keys = self._as_given
+        api_keys, priority_keys, lora_keys = self._as_given
         keys = tuple(listed)
         if api_keys is not None:
             keys += _keys_in("api_key_file", api_keys)
-        if priority_keys is None:
-            return keys, ()
-        found = _keys_in("priority_key_file", priority_keys)
-        if not set(found).issubset(keys):
-            allowed = "keys that are API keys of this server too"
-            raise wrong_option("priority_key_file", priority_keys, allowed)
-        return keys, found
+        first = _keys_among("priority_key_file", priority_keys, keys)
+        return keys, first, _keys_among("lora_key_file", lora_keys, keys)
+
+
+def _keys_among(option: str, path: str | None, keys: Sequence[str]) -> tuple[str, ...]:
+    """The keys in a file, if one is given, which are among `keys`. Raises: BadRequestError."""
+    if path is None:
+        return ()
+    found = _keys_in(option, path)
+    if not set(found).issubset(keys):
+        raise wrong_option(option, path, "keys that are API keys of this server too")
+    return found
 
 
 def _keys_in(option: str, path: str) -> tuple[str, ...]:

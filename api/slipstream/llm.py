@@ -120,6 +120,16 @@ class LLM:
         checked = options_for_many(conversations, sampling_params, options)
         return self._answer(conversations, checked, use_tqdm)
 
+    def load_lora_adapter(
+        self, lora_name: str, lora_path: str | os.PathLike[str], *, load_inplace: bool = False
+    ) -> None:
+        """Load an adapter. See `Client.load_lora_adapter`."""
+        self._client.load_lora_adapter(lora_name, lora_path, load_inplace=load_inplace)
+
+    def unload_lora_adapter(self, lora_name: str) -> None:
+        """Let requests find an adapter no longer. See `Client.unload_lora_adapter`."""
+        self._client.unload_lora_adapter(lora_name)
+
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer, loaded by transformers in this process.
 

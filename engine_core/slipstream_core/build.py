@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import zmq
 
+from slipstream_core.adapters.names_file import read_names
 from slipstream_core.config import CoreConfig
 from slipstream_core.drafting.answer_memory import AnswerMemory
 from slipstream_core.drafting.drafter import Drafter
@@ -36,6 +37,7 @@ from slipstream_core.scheduler.logprob_budget import LogprobBudget
 from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.scheduler.scheduling import Scheduling
 from slipstream_core.step.plan import ModelInfo, TurnRunner
+from slipstream_core.workers.adapter_changes import AdapterChanges
 from slipstream_core.workers.adapters import Adapters
 from slipstream_core.workers.admission import Admission
 from slipstream_core.workers.crash_note_writer import CrashNote, Succession, begin_note
@@ -87,6 +89,7 @@ class Core:
     note: CrashNote | None
     compiler: GrammarCompiler
     counters: EngineCounters
+    changes: AdapterChanges
 
     def numbers(self) -> CoreNumbers:
         """Counters and gauges of this core, as of now."""
@@ -103,6 +106,7 @@ class Core:
             self.runner.close()
         self.sockets.close()
         self.compiler.close()
+        self.changes.close()
         if self.tracer is not None:
             self.tracer.close()
         if self.note is not None:
@@ -230,12 +234,26 @@ def assemble_core(
         lambda: Vocabulary(find_tokenizer(config.model), info.vocab_size, info.eos_token_ids)
     )
     poller.register(compiler.fileno(), zmq.POLLIN)
-    adapters = Adapters(info.adapters)
-    counters = EngineCounters(
-        info.engine,
-        [each.name for each in info.adapters],
-        0 if config.lora is None else config.lora.max_loras,
+    max_loras = 0 if config.lora is None else config.lora.max_loras
+    adapters = Adapters(
+        info.adapters,
+        info.retired_adapters,
+        num_places=max_loras,
+        store=info.adapter_store,
+        now=time.monotonic(),
     )
+    has_predecessor = config.predecessor_ended_s > 0
+    left = read_names(config.runtime_dir, has_predecessor=has_predecessor)
+    changes = AdapterChanges(
+        adapters,
+        (card.name, *card.aliases),
+        config.lora,
+        info.adapter_store,
+        config.runtime_dir,
+        () if left is None else left.done,
+    )
+    poller.register(changes.fileno(), zmq.POLLIN)
+    counters = EngineCounters(info.engine, adapters.name_at, max_loras)
     manager = StreamManager(
         scheduler,
         store,
@@ -262,7 +280,8 @@ def assemble_core(
             adapters=adapters,
             engine_objection=scheduler.objection,
         ),
-        pending=PendingAdmissions(compiler, logprob_budget),
+        pending=PendingAdmissions(compiler, logprob_budget, adapters),
+        changes=changes,
         held=KeptAnswersByWorker(int(config.response_store_mib * 2**20)),
         succession=Succession(config.incarnation, suspects, config.predecessor_ended_s, note),
     )
@@ -292,6 +311,7 @@ def assemble_core(
         note,
         compiler,
         counters,
+        changes,
     )
 
 

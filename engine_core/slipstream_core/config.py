@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from slipstream_ipc.messages import AdapterRef
+
 Positive = Annotated[int, Meta(ge=1)]
 
 
@@ -51,10 +53,16 @@ class SpeculativeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 class LoraConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The adapters that a core serves: names and folders. max_rank: the largest rank of any.
-    max_loras: how many there is room for.
+    max_loras: how many there is room for, replaced ones that streams still have among them. gib:
+    of memory; None: as the machine has it free. is_updatable: clients may load and unload some,
+    from folders below `roots`. retired: those that streams of the core before may have.
     """
 
     modules: tuple[tuple[str, str], ...] = ()
+    retired: tuple[AdapterRef, ...] = ()
+    is_updatable: bool = False
+    roots: tuple[str, ...] = ()
+    gib: Annotated[float, Meta(gt=0)] | None = None
     max_rank: Annotated[int, Meta(ge=1, le=512)]
     max_loras: Annotated[int, Meta(ge=1, le=1024)]
 

@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,15 @@ _MOST_NAME_BYTES = 512  # of adapters; a process's numbers fit into a line
 
 
 class EngineCounters:
-    """The counters of one core. engine: name and version of another engine than ours. adapters: the
-    names of its adapters by their places, of which it has `max_loras` at most.
+    """The counters of one core. engine: name and version of another engine than ours. name_at:
+    the name of the adapter at a place, of which it has `max_loras`.
     """
 
-    def __init__(self, engine: str = "", adapters: Sequence[str] = (), max_loras: int = 0) -> None:
+    def __init__(
+        self, engine: str = "", name_at: Callable[[int], str] = str, max_loras: int = 0
+    ) -> None:
         self._engine = engine
-        self._adapters = adapters
+        self._name_at = name_at
         self._max_loras = max_loras
         self.recent = RecentSpans(has_nums=True)  # steps, added by the engine
         self._num_steps = 0
@@ -119,11 +122,12 @@ class EngineCounters:
         """The gauges of adapters; none without any."""
         if not self._max_loras:
             return {}
-        running, waiting = scheduler.adapters_in_use()
-        names = [
-            {self._adapters[place]: num for place, num in each.items()}
-            for each in (running, waiting)
-        ]
+        names = []
+        for each in scheduler.adapters_in_use():
+            by_name: Counter[str] = Counter()  # versions of one name together
+            for place, num in each.items():
+                by_name[self._name_at(place)] += num
+            names.append(by_name)
         return {
             "max_loras": self._max_loras,
             "running_loras": _some(names[0]),

@@ -23,6 +23,7 @@ from slipstream_ipc.telemetry.statistics import Statistics, WorkerNumbers
 from slipstream_ipc.telemetry.timeline import RecentSpans
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 from slipstream_ipc.transport.sockets import ServerSockets
+from slipstream_worker.clients.adapter_queries import AdapterQueries
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.clients.ports import AUTO_MAX_UNACKED, FrontAcceptor
@@ -104,6 +105,7 @@ class Worker:
             min_interval=1 if config.stream_interval == "auto" else config.stream_interval,
             spans=spans,
         )
+        adapters = AdapterQueries(core, self.readers)
         self._from_core = CoreMessages(
             config,
             core,
@@ -112,6 +114,7 @@ class Worker:
             counters,
             detokenizers,
             self._load_notices,
+            adapters,
             answers=answers,
             tracer=tracer,
             spans=spans,
@@ -129,6 +132,7 @@ class Worker:
             prompts,
             detokenizers,
             self._load_notices,
+            adapters,
             is_traced=spans is not None,
         )
 

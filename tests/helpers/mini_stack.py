@@ -25,9 +25,12 @@ from slipstream_ipc.history.token_log import history_digest
 from slipstream_ipc.messages import (
     Abort,
     Accepted,
+    AdapterChanged,
+    Adapters,
     AnswerEvent,
     AnswerSettings,
     Cancelled,
+    ChangeAdapter,
     ClientToWorker,
     Deltas,
     End,
@@ -178,6 +181,9 @@ class RawClient:
         self.cancelled: dict[int, Cancelled] = {}
         self.located: dict[int, Located] = {}
         self.loads: list[Load] = []
+        self.changed: dict[int, AdapterChanged] = {}
+        self.served: list[Adapters] = []
+        self._changes: dict[int, ChangeAdapter] = {}  # not answered yet
         self.welcome: Welcome | None = None  # the latest
         self._recalls: dict[int, Recall] = {}  # not answered yet
         self.is_reading = True
@@ -267,6 +273,21 @@ class RawClient:
         self._recalls[number] = self._waiting[-1]
         return number
 
+    def send_change(self, name: str, path: str = "", *, load_inplace: bool = False) -> int:
+        """Ask for a change of adapters; returns the number of the answer in `changed`."""
+        number = len(self._changes) + len(self.changed)
+        operation = secrets.token_bytes(16)
+        change = ChangeAdapter(number, operation, name, path, load_inplace)
+        self._changes[number] = change
+        self._waiting.append(change)
+        return number
+
+    def change(self, name: str, path: str = "", *, load_inplace: bool = False) -> AdapterChanged:
+        """Change adapters; steps the stack until it answers."""
+        number = self.send_change(name, path, load_inplace=load_inplace)
+        self._stack.until(lambda: number in self.changed)
+        return self.changed[number]
+
     def abort(self, received: Received) -> None:
         received.is_aborted = True
         self._waiting.append(Abort(received.stream_id, received.submit.handle))
@@ -291,8 +312,10 @@ class RawClient:
         match body:
             case Welcome():
                 self.welcome = body
-                self._waiting = [b for b in self._waiting if not isinstance(b, Resume | Recall)]
+                again = Resume | Recall | ChangeAdapter
+                self._waiting = [b for b in self._waiting if not isinstance(b, again)]
                 self._waiting += self._recalls.values()
+                self._waiting += self._changes.values()
                 for handle, it in self.streams.items():
                     if it.is_over or it.is_superseded:
                         continue
@@ -328,6 +351,11 @@ class RawClient:
                 self.loads.append(body)
             case Cancelled():
                 self.cancelled[body.number] = body
+            case AdapterChanged():
+                self._changes.pop(body.number, None)
+                self.changed[body.number] = body
+            case Adapters():
+                self.served.append(body)
             case other:
                 raise AssertionError(f"unexpected {other}")
 

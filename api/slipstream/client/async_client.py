@@ -34,8 +34,10 @@ from slipstream.client.call_options import (
 )
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.client.connection.queries import (
+    check_changed,
     checked_template,
     ids_of,
+    new_change,
     new_detokenize,
     new_tokenize,
 )
@@ -325,6 +327,17 @@ class AsyncClient:
         asked = new_detokenize(token_ids, card, skip_special_tokens=skip_special_tokens)
         text: str = (await asyncio.wrap_future(self._io.ask(asked, base_of(card)))).text
         return text
+
+    async def load_lora_adapter(
+        self, lora_name: str, lora_path: str | os.PathLike[str], *, load_inplace: bool = False
+    ) -> None:
+        """Load an adapter from a folder of the server's. See `Client.load_lora_adapter`."""
+        change = new_change(lora_name, os.fspath(lora_path), load_inplace=load_inplace)
+        check_changed(await asyncio.wrap_future(self._io.ask(change)))
+
+    async def unload_lora_adapter(self, lora_name: str) -> None:
+        """Let requests find an adapter no longer. See `Client.unload_lora_adapter`."""
+        check_changed(await asyncio.wrap_future(self._io.ask(new_change(lora_name))))
 
     async def _model(self, name: str | None) -> ModelCard:
         """The model of a call, once it is known what is served."""

@@ -34,8 +34,10 @@ from slipstream.client.call_options import (
     suggesting_keywords,
 )
 from slipstream.client.connection.queries import (
+    check_changed,
     checked_template,
     ids_of,
+    new_change,
     new_detokenize,
     new_tokenize,
 )
@@ -401,6 +403,30 @@ class Client:
         asked = new_detokenize(token_ids, card, skip_special_tokens=skip_special_tokens)
         text: str = self._io.ask(asked, base_of(card)).result().text
         return text
+
+    def load_lora_adapter(
+        self, lora_name: str, lora_path: str | os.PathLike[str], *, load_inplace: bool = False
+    ) -> None:
+        """Load an adapter from a folder of the server's; requests name it as their model.
+
+        load_inplace: a name that is loaded already gets what lies at `lora_path`; requests that
+            run go on with what they began with.
+
+        The server has to allow it (`allow_runtime_lora_updating`), for folders below its
+        `lora_root`.
+
+        Raises: BadRequestError, OverloadedError where there is no room for it, ConnectionLostError,
+        ClosedError.
+        """
+        change = new_change(lora_name, os.fspath(lora_path), load_inplace=load_inplace)
+        check_changed(self._io.ask(change).result())
+
+    def unload_lora_adapter(self, lora_name: str) -> None:
+        """Let requests find an adapter no longer; those that run go on to their ends.
+
+        Raises: as `load_lora_adapter`.
+        """
+        check_changed(self._io.ask(new_change(lora_name)).result())
 
     def close(self) -> None:
         """End all streams and close the connection. Idempotent.

@@ -14,17 +14,29 @@ _SCHEME = b"bearer "
 class ApiKeys:
     """The accepted keys. With none, no request needs a key."""
 
-    def __init__(self, keys: Sequence[str], priority_keys: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        keys: Sequence[str],
+        priority_keys: Sequence[str] = (),
+        lora_keys: Sequence[str] = (),
+    ) -> None:
         """See `accept`."""
-        self.accept(keys, priority_keys)
+        self.accept(keys, priority_keys, lora_keys)
 
-    def accept(self, keys: Sequence[str], priority_keys: Sequence[str] = ()) -> None:
+    def accept(
+        self,
+        keys: Sequence[str],
+        priority_keys: Sequence[str] = (),
+        lora_keys: Sequence[str] = (),
+    ) -> None:
         """Accept these keys from now on, and no others.
 
-        priority_keys: those whose priorities count among the requests of all tenants.
+        priority_keys: those whose priorities count among the requests of all tenants. lora_keys:
+        those with which adapters may be changed.
         """
         self._digests = tuple(_digest(key.encode()) for key in keys)
         self._with_priority = frozenset(_tenant(key.encode()) for key in priority_keys)
+        self._with_loras = frozenset(_tenant(key.encode()) for key in lora_keys)
 
     def check(self, headers: Mapping[bytes, bytes]) -> ApiError | None:
         """The 401 for a missing or wrong key; None if it is accepted."""
@@ -47,6 +59,10 @@ class ApiKeys:
     def has_priority(self, tenant: bytes) -> bool:
         """Return True if the tenant's priorities count among all, not among its own requests."""
         return not self._digests or tenant in self._with_priority
+
+    def may_change_adapters(self, tenant: bytes) -> bool:
+        """Return True if the tenant may load and unload adapters; anyone may without keys."""
+        return not self._digests or tenant in self._with_loras
 
 
 def _given_key(headers: Mapping[bytes, bytes]) -> bytes | None:

@@ -52,6 +52,7 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     api_keys: tuple[str, ...] = ()  # with none, and no file of them: no request needs a key
     api_key_file: str | None = None  # of more keys
     priority_key_file: str | None = None  # of those of them whose priority counts; see `ApiKeys`
+    lora_key_file: str | None = None  # of those of them that may change adapters
     timeout_s: float = 10.0
     hang_timeout_s: float = 10.0
     limits: Limits = Limits()

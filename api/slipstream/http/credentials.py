@@ -35,7 +35,7 @@ class Credentials:
     def __init__(self, config: FrontConfig) -> None:
         """Raises: SlipstreamError, OSError."""
         self._config = config
-        self._files = KeyFiles(config.api_key_file, config.priority_key_file)
+        self._files = KeyFiles(config.api_key_file, config.priority_key_file, config.lora_key_file)
         self.keys = ApiKeys(())
         self._watched = [_Watched(self._files.paths, "API keys", self._read_keys)]
         self.tls: ssl.SSLContext | None = None

@@ -189,7 +189,25 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about(
             MODEL,
             "how many adapters there is room for, all of which a step may have (default: as many "
-            "as --lora-modules names)",
+            "as --lora-modules names, 64 more with --allow-runtime-lora-updating)",
+        ),
+    ] = None
+    allow_runtime_lora_updating: Annotated[
+        bool,
+        _about(MODEL, "let adapters be loaded and unloaded while the server runs"),
+    ] = False
+    lora_root: Annotated[
+        str | tuple[str, ...],
+        _about(
+            MODEL,
+            "folder below which such adapters have to lie (default: the folders of --lora-modules)",
+            "DIR",
+        ),
+    ] = ()
+    lora_gib: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        _about(
+            MODEL, "memory of all adapters together, in GiB (default: what the machine has free)"
         ),
     ] = None
     max_model_len: Annotated[
@@ -322,6 +340,15 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             HTTP,
             "file with those of the keys whose `priority` counts among the requests of all keys, "
             "one on each line (default: of none, it counts among a key's own requests)",
+            "FILE",
+        ),
+    ] = None
+    lora_key_file: Annotated[
+        str | None,
+        _about(
+            HTTP,
+            "file with those of the keys that may load and unload adapters, one on each line "
+            "(default: none of them may)",
             "FILE",
         ),
     ] = None
@@ -791,6 +818,9 @@ class StackOptions(TypedDict, total=False):
     lora_modules: str | Sequence[str]
     max_lora_rank: int
     max_loras: int | None
+    allow_runtime_lora_updating: bool
+    lora_root: str | Sequence[str]
+    lora_gib: float | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     max_model_len: int | None
@@ -851,6 +881,7 @@ class StackOptions(TypedDict, total=False):
     api_key: str | Sequence[str]
     api_key_file: str | None
     priority_key_file: str | None
+    lora_key_file: str | None
     allowed_origins: str | Sequence[str]
     allowed_hosts: str | Sequence[str]
     uds: str | None

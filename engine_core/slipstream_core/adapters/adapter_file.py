@@ -26,12 +26,22 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from slipstream_core.adapters.adapter_error import AdapterError
+from slipstream_core.adapters.roots import Roots
 from slipstream_core.adapters.sites import Site
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 MAX_RANK = 512
 
 _PICKLES = "adapter_model.bin"
+_ADDED = "added_tokens.json"
+_OF_TOKENIZER = (
+    _ADDED,
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
 _DIGEST_BYTES = 16
 _MAX_CONFIG_BYTES = 1 << 20
 _HEADER_BYTES = 16 << 20  # of a file of tensors, more than any has
@@ -68,10 +78,6 @@ _INSTEAD = {
 }
 
 
-class AdapterError(ValueError):
-    """An adapter cannot be served. The message says what was found, and what is allowed."""
-
-
 class Factors(NamedTuple):
     """The change of one layer: y += b^T (a x)."""
 
@@ -84,6 +90,7 @@ class Adapter(NamedTuple):
 
     digest: bytes  # of its two files, 16 bytes
     factors: Mapping[str, Factors]  # by the layer's name
+    warning: str = ""  # of what lies in its folder and is not used
 
     @property
     def num_bytes(self) -> int:
@@ -96,17 +103,22 @@ def read_adapter(
     sites: Mapping[str, Site],
     max_rank: int,
     why_no_site: Callable[[str], str],
+    *,
+    vocab_size: int | None = None,
+    roots: Roots | None = None,
 ) -> Adapter:
-    """The adapter in `folder`. why_no_site: of a layer that is not in `sites`.
+    """The adapter in `folder`. why_no_site: of a layer that is not in `sites`. vocab_size: of the
+    model, where tokens that the folder adds are looked for. roots: where its files have to lie;
+    None: anywhere.
 
     Raises AdapterError.
     """
-    config_bytes = _read(folder, CONFIG, _MAX_CONFIG_BYTES)
+    config_bytes = _read(folder, CONFIG, _MAX_CONFIG_BYTES, roots=roots)
     config = _checked_config(config_bytes)
     largest = sum(each.num_inputs + each.num_outputs for each in sites.values()) * max_rank
     largest += max((each.num_inputs * each.num_outputs for each in sites.values()), default=0)
     tensor_bytes = _read(
-        folder, TENSORS, _HEADER_BYTES + largest * _BYTES_OF_NUMBER, f"rank {max_rank}"
+        folder, TENSORS, _HEADER_BYTES + largest * _BYTES_OF_NUMBER, f"rank {max_rank}", roots
     )
     try:
         tensors = load(tensor_bytes)
@@ -115,7 +127,8 @@ def read_adapter(
         raise AdapterError(f"{TENSORS}: cannot be read: {said}") from None
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for each in (config_bytes, tensor_bytes):
-        digest.update(len(each).to_bytes(8, "little") + each)
+        digest.update(len(each).to_bytes(8, "little"))
+        digest.update(each)  # apart, as a sum of both would be a copy that holds the GIL
     weights = {found[1]: key for key in tensors if (found := _BASE.fullmatch(key))}
     of_base = {layer: tensors.pop(key) for layer, key in weights.items()}
     pairs = _pairs(tensors)
@@ -127,16 +140,39 @@ def read_adapter(
         factors[name] = _factors(name, a, b, site, config, max_rank)
     for layer, weight in of_base.items():
         _check_weight(layer, weight, sites.get(layer) if layer in factors else None)
-    return Adapter(digest.digest(), factors)
+    warning = "" if vocab_size is None else _unused(folder, vocab_size, roots)
+    return Adapter(digest.digest(), factors, warning)
 
 
-def _read(folder: Path, name: str, most: int, why: str = "") -> bytes:
+def _unused(folder: Path, vocab_size: int, roots: Roots | None) -> str:
+    """A warning of a tokenizer's files; empty: there are none. Raises AdapterError for tokens that
+    the model does not have.
+    """
+    found = [name for name in _OF_TOKENIZER if (folder / name).exists()]
+    if _ADDED in found:
+        data = _read(folder, _ADDED, _MAX_CONFIG_BYTES, roots=roots)
+        try:
+            added = msgspec.json.decode(data, type=dict[str, int])
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            raise AdapterError(f"{_ADDED}: not ids of tokens in JSON: {error}") from None
+        for token, token_id in added.items():
+            if not 0 <= token_id < vocab_size:
+                raise AdapterError(
+                    f"{_ADDED}: {_shown(token)} has the id {token_id}, allowed: ids of the base, "
+                    f"below {vocab_size}"
+                )
+    return f"the base's tokenizer is used, not {', '.join(found)} of the adapter" if found else ""
+
+
+def _read(folder: Path, name: str, most: int, why: str = "", roots: Roots | None = None) -> bytes:
     """A regular file of at most `most` bytes. Raises AdapterError."""
     path = folder / name
     try:
         # not of a pipe, which may never say anything
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
+            if roots is not None:
+                roots.check_open(descriptor, path)
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
                 raise AdapterError(f"{name}: not a file, in {folder}")
@@ -146,13 +182,15 @@ def _read(folder: Path, name: str, most: int, why: str = "") -> bytes:
             return file.read(most + 1)[:most]
     except FileNotFoundError:
         if not folder.is_dir():
-            raise AdapterError(f"there is no folder {folder}") from None
+            raise AdapterError(f"there is no folder {folder}", "missing") from None
         if name == TENSORS and (folder / _PICKLES).exists():
             raise AdapterError(
                 f"{_PICKLES} holds pickles, which are never read; save it again with peft, which "
                 f"writes {TENSORS}"
             ) from None
-        raise AdapterError(f"{name} is missing in {folder}") from None
+        raise AdapterError(f"{name} is missing in {folder}", "missing") from None
+    except AdapterError:
+        raise
     except (OSError, ValueError) as error:
         raise AdapterError(f"{name}: cannot be read: {error}") from None
 

@@ -29,6 +29,7 @@ class AdapterTable:
 
     def put(self, place: int, factors: Mapping[str, Factors]) -> None:
         """Let a place have these factors, by names of sites; no step may use it meanwhile."""
+        self.clear(place)
         first = place * self._num_sites
         for name, (a, b) in factors.items():
             site = self.sites[name]
@@ -36,6 +37,16 @@ class AdapterTable:
             assert b.shape == (len(a), site.num_outputs)
             self._entries[first + site.number] = Adapted(a.data_ptr(), b.data_ptr(), len(a))
         self._held[place] = factors
+
+    def clear(self, place: int) -> None:
+        """Let a place change nothing, and free its factors; no step may use it meanwhile."""
+        first = place * self._num_sites
+        ctypes.memset(
+            ctypes.addressof(self._entries) + first * ctypes.sizeof(Adapted),
+            0,
+            self._num_sites * ctypes.sizeof(Adapted),
+        )
+        self._held.pop(place, None)
 
     def of_step(self, of_tokens: Int32s, of_kept: Int32s) -> StepAdapters | None:
         """The adapters of a step's tokens [T], and of those whose logits are wanted; None if no

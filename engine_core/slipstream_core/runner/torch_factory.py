@@ -9,10 +9,12 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
+import msgspec
 import torch
 
+from slipstream_core.adapters.names_file import read_names
 from slipstream_core.attention.cache_formats import CACHE_FORMATS
-from slipstream_core.config import CoreConfig
+from slipstream_core.config import CoreConfig, LoraConfig
 from slipstream_core.kernels.card.triton_support import unready
 from slipstream_core.kernels.cpu.cpu_threads import num_cores
 from slipstream_core.kernels.cpu.kernels import kernels
@@ -138,7 +140,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
             num_blocks=num_blocks,
             tracer=open_tracer(config.trace, "device") if rank is None or rank.leads else None,
             kernel_config=replace(kernel_config, capture=capture),
-            lora=config.lora,
+            lora=None if config.lora is None else _as_left(config, config.lora),
             has_predecessor=config.predecessor_ended_s > 0,
         )
         if model.device.type == "cpu" and rank is None:  # ranks do it together
@@ -152,6 +154,16 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         if getattr(error, "errno", 0) == errno.ENOMEM or "can't allocate memory" in str(error):
             raise no_room(model, config, num_blocks, states) from error
         raise
+
+
+def _as_left(config: CoreConfig, lora: LoraConfig) -> LoraConfig:
+    """The adapters that the core before served last, where there was one that changed them."""
+    has_predecessor = config.predecessor_ended_s > 0
+    names = read_names(config.runtime_dir, has_predecessor=has_predecessor)
+    if names is None:
+        return lora
+    modules = tuple([(each.name, each.path) for each in names.served])
+    return msgspec.structs.replace(lora, modules=modules, retired=names.retired)
 
 
 def packs_weights(model: LoadedModel, memory: HostMemory | None) -> bool:

@@ -23,14 +23,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_core.adapters.adapter_file import AdapterError, read_adapter
+from slipstream_core.adapters.adapter_error import AdapterError
+from slipstream_core.adapters.adapter_store import FolderAdapters
 from slipstream_core.adapters.adapter_table import AdapterTable
 from slipstream_core.adapters.sites import Site, why_no_site
 from slipstream_core.attention import kv_cache
@@ -288,21 +288,43 @@ class TorchRunner:
         if not self._sites:
             raise ModelLoadError(model.name, "enable_lora: it has no linear layer to change")
         self.adapters = AdapterTable(self._kernels, self._sites, lora.max_loras)
+        store = FolderAdapters(
+            self.adapters,
+            self._sites,
+            lora.max_rank,
+            partial(why_no_site, model.module),
+            model.vocab_size,
+        )
         served: list[AdapterRef] = []
         for name, path in lora.modules:
             try:
-                adapter = read_adapter(
-                    Path(path), self._sites, lora.max_rank, partial(why_no_site, model.module)
-                )
+                adapter = store.read(path)
             except AdapterError as error:
                 if not is_left_out:
                     raise ModelLoadError(model.name, f"the adapter {name!r}: {error}") from None
                 logger.error("the adapter %r is not served any more: %s", name, error)
                 continue
-            self.adapters.put(len(served), adapter.factors)
+            store.put(len(served), adapter)
             served.append(AdapterRef(name, path, adapter.digest))
             logger.info("adapter %r: %.1f MB", name, adapter.num_bytes / 1e6)
-        self.info = replace(self.info, adapters=tuple(served))
+            if adapter.warning:
+                logger.warning("adapter %r: %s", name, adapter.warning)
+        retired: list[AdapterRef] = []
+        for ref in lora.retired:
+            try:
+                adapter = store.read(ref.path)
+            except AdapterError as error:
+                logger.error("the adapter %r of before: %s", ref.name, error)
+                continue
+            if adapter.digest == ref.digest and ref not in served:
+                store.put(len(served) + len(retired), adapter)
+                retired.append(ref)
+        self.info = replace(
+            self.info,
+            adapters=tuple(served),
+            retired_adapters=tuple(retired),
+            adapter_store=store,
+        )
 
     def _prepare_thread(self) -> None:
         """Settings of the device's thread: CUDA's current card is a thread's own."""

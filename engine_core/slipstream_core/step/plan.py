@@ -33,6 +33,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_core.adapters.roots import Roots
 from slipstream_core.step.columns import Column, Over, PlanColumn, columns_of
 from slipstream_core.step.constraint_plan import ConstraintPlan
 from slipstream_ipc.history.logprob_log import Logprobs as Logprobs
@@ -264,6 +265,43 @@ class StepResult:
     draft_lens: Int64s | None = None  # [S] drafts that were computed for each row; None: none
 
 
+class LoadedAdapter(Protocol):
+    """An adapter that has been read."""
+
+    @property
+    def digest(self) -> bytes:
+        """Of its files, 16 bytes."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+
+    @property
+    def warning(self) -> str:
+        """What of its folder is not used; empty: nothing."""
+
+
+class AdapterStore(Protocol):
+    """The adapters that a runner has in memory, each at a place that plans name."""
+
+    def prepare_thread(self) -> None:
+        """Make ready a thread that calls `read`."""
+
+    def read(self, path: str, roots: Roots | None = None) -> LoadedAdapter:
+        """The adapter in a folder, below `roots` where there are some. Can be called from any
+        thread. Raises AdapterError.
+        """
+
+    def put(self, place: int, adapter: Any) -> None:
+        """Let a place have what `read` returned; no step may use it meanwhile."""
+
+    def clear(self, place: int) -> None:
+        """Free a place; no step may use it meanwhile."""
+
+    def num_bytes(self, place: int) -> int:
+        """Memory of what is at a place."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The properties of a loaded model that the rest of the core uses."""
@@ -283,6 +321,8 @@ class ModelInfo:
     takes_drafts: bool = False  # computes plans with drafts, and a row's bits alone or with others
     decode_s: tuple[tuple[int, float], ...] = ()  # seconds by rows of a step, where measured
     adapters: tuple[AdapterRef, ...] = ()  # that requests may name, by their places
+    retired_adapters: tuple[AdapterRef, ...] = ()  # behind them, that older streams may have
+    adapter_store: AdapterStore | None = None  # where there can be adapters
 
 
 class StepFailed(Exception):  # noqa: N818  (an outcome of a step, named like the field's results)

@@ -193,6 +193,13 @@ def is_same(one: Admit, other: Admit) -> bool:
     return is_alike and content_of(one.spec) == content_of(other.spec)
 
 
+def has_other_adapter(stream: CoreStream, admit: Admit) -> bool:
+    """True if a registration of a stream's request has another version of its adapter."""
+    before, spec = stream.registration.spec, admit.spec
+    is_other = before.adapter_digest != spec.adapter_digest
+    return is_other and before.adapter == spec.adapter and is_same(stream.registration, admit)
+
+
 def wants_prompt(admit: Admit) -> bool:
     """True if the log-probabilities of the prompt have to be computed here."""
     return admit.spec.params.prompt_logprobs is not None and admit.begun.prompt_logprobs is None

@@ -29,7 +29,8 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from slipstream_core.scheduler.scheduling import Scheduling
-from slipstream_core.workers.admission import Admission, WaitingLoad, is_same
+from slipstream_core.workers.adapter_changes import AdapterChanges, with_number
+from slipstream_core.workers.admission import Admission, WaitingLoad, has_other_adapter, is_same
 from slipstream_core.workers.crash_note_writer import Succession
 from slipstream_core.workers.kept_answers import KeptAnswersByWorker
 from slipstream_core.workers.pending import PendingAdmissions
@@ -42,6 +43,7 @@ from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.history.token_log import history_digest
 from slipstream_ipc.messages import (
     WANTS_LOAD,
+    AdapterChange,
     AdmissionRefused,
     Admit,
     DropKept,
@@ -57,6 +59,7 @@ from slipstream_ipc.messages import (
     Positions,
     Registered,
     Report,
+    ServedAdapters,
     Suspects,
     SyncDone,
     UnknownKept,
@@ -90,6 +93,7 @@ class WorkerHandler:
         *,
         admission: Admission,
         pending: PendingAdmissions,
+        changes: AdapterChanges,
         held: KeptAnswersByWorker,
         succession: Succession,
     ) -> None:
@@ -102,6 +106,8 @@ class WorkerHandler:
         self._senders = senders  # by identity of the worker
         self._admission = admission
         self._pending = pending
+        self._changes = changes
+        self._adapters = changes.adapters
         self._held = held
         self._succession = succession
         self._note = succession.note
@@ -169,6 +175,8 @@ class WorkerHandler:
                 self._receive(now, may_owe)
         elif not self._num_in_flight:
             self._acceptor.acknowledge()
+        if self._changes.has_jobs:
+            self._finish_changes(now)
         if not self._pending.has_any:
             return
         for ready in self._pending.ready():
@@ -178,6 +186,16 @@ class WorkerHandler:
                 )
             else:
                 self._manager.add_stream(ready.worker, ready.admit, ready.grammar, now)
+
+    def _finish_changes(self, now: float) -> None:
+        """Tell all workers of the adapters that have changed, then those that asked."""
+        for done in self._changes.take_done(now):
+            if done.has_changed:
+                self._card = replace(self._card, adapters=self._adapters.served)
+                for sender in self._senders.values():
+                    sender.enqueue(ServedAdapters(self._card.adapters))
+            for worker, number in done.askers.items():
+                self._senders[worker].enqueue(with_number(done.outcome, number))
 
     def _receive(self, now: float, may_owe: int) -> None:
         for session, body in self._acceptor.receive(now, may_owe=may_owe):
@@ -212,18 +230,21 @@ class WorkerHandler:
     def launching(self, step: int, rows: Int64s) -> None:
         """Note that these rows are in the step that is launched next."""
         self._num_in_flight += 1
+        self._adapters.launched_step = step
         if self._note is not None:
             self._note.launch(step, self._streams.ids, rows)
 
     def collected(self, step: int) -> None:
         """The outcome of this step is known."""
         self._num_in_flight -= 1
+        self._adapters.collected_step = step
         if self._note is not None:
             self._note.collect(step)
 
     def beat(self, now: float) -> None:
         """Ping silent workers."""
         self._acceptor.beat(now)
+        self._changes.beat(now)
         for session in self._acceptor.take_lost():
             logger.warning("worker %r is gone; its streams are kept", session.identity)
 
@@ -260,6 +281,10 @@ class WorkerHandler:
             case DropKept():
                 self._held.drop(session.identity, body.stream_ids)
                 self._settle(session.identity, body.stream_ids)
+            case AdapterChange():
+                outcome = self._changes.ask(session.identity, body)
+                if outcome is not None:
+                    self._senders[session.identity].enqueue(outcome)
             case _:
                 raise ProtocolError(f"a core does not accept {type(body).__name__}")
 
@@ -347,6 +372,9 @@ class WorkerHandler:
         known, moves = self._streams.get(admit.stream_id), admit.begun.moves
         if known is not None and known.worker == worker and known.registration.begun.moves < moves:
             self._manager.forget(known)  # its Forget was lost with the link
+            known = None
+        if known is not None and known.worker == worker and has_other_adapter(known, admit):
+            self._manager.forget(known)  # the worker has made it anew, of what is served now
             known = None
         if known is not None:
             if known.worker != worker or not is_same(known.registration, admit):

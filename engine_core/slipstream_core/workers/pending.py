@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.matcher import CallMatcher, GrammarMatcher
 from slipstream_core.scheduler.logprob_budget import LogprobBudget, first_bytes
+from slipstream_core.workers.adapters import Adapters
 from slipstream_core.workers.admission import num_tokens_of
 from slipstream_ipc.messages import MAX_LEFT_OUT, Admit, Fault
 
@@ -35,8 +36,12 @@ class ReadyAdmission:
 class PendingAdmissions:
     """Pending registrations by stream id."""
 
-    def __init__(self, compiler: GrammarCompiler, logprob_budget: LogprobBudget) -> None:
+    def __init__(
+        self, compiler: GrammarCompiler, logprob_budget: LogprobBudget, adapters: Adapters
+    ) -> None:
+        """adapters: those of pending registrations are not dropped."""
         self._compiler = compiler
+        self._adapters = adapters
         self._logprob_budget = logprob_budget
         self._by_id: dict[bytes, tuple[bytes, Admit]] = {}  # worker and registration
         self._nums: Counter[bytes] = Counter()  # registrations by tenant
@@ -75,6 +80,7 @@ class PendingAdmissions:
         """
         self._remove(admit.stream_id)
         self._by_id[admit.stream_id] = worker, admit
+        self._adapters.hold(admit.spec)
         self._nums[admit.spec.tenant] += 1
         self._num_tokens[admit.spec.tenant] += num_tokens_of(admit)
         if admit.spec.params.structured_outputs is not None:
@@ -148,6 +154,7 @@ class PendingAdmissions:
     def _remove(self, stream_id: bytes) -> None:
         _, admit = self._by_id.pop(stream_id, (b"", None))
         if admit is not None:
+            self._adapters.release(admit.spec)
             self._nums[admit.spec.tenant] -= 1
             self._num_tokens[admit.spec.tenant] -= num_tokens_of(admit)
             if not self._nums[admit.spec.tenant]:

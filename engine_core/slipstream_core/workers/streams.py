@@ -107,6 +107,7 @@ class StreamManager:
         reasoning = reasoning_state(admit, calls)
         if isinstance(grammar, CallMatcher):
             grammar = None
+        self._adapters.hold(admit.spec)
         request = new_request(stream, grammar, reasoning, self._adapters.place_of(admit.spec))
         if grammar is not None or reasoning is not None:
             own = request.constraints
@@ -248,6 +249,7 @@ class StreamManager:
         self._untimed.pop(stream.row, None)
         self._counters.request_ended(stream.row, time.monotonic())
         self._scheduler.remove(stream.row)
+        self._adapters.release(stream.registration.spec)
         self._grammars.drop(stream.row)
         self._possible_ends.drop(stream.row)
         if self._logprob_budget.holds(stream.row):

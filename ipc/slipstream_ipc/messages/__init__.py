@@ -16,6 +16,16 @@ accepting end.
 
 from __future__ import annotations
 
+from slipstream_ipc.messages.adapters import (
+    WANTS_ADAPTERS,
+    AdapterChange,
+    AdapterChanged,
+    AdapterOutcome,
+    Adapters,
+    ChangeAdapter,
+    ChangeFault,
+    ServedAdapters,
+)
 from slipstream_ipc.messages.answer import (
     MAX_CALLS,
     MAX_NAME_CHARS,
@@ -205,11 +215,16 @@ __all__ = [
     "REPETITION_DETECTED",
     "SCHEMA_MARK",
     "TEXT_KINDS",
+    "WANTS_ADAPTERS",
     "WANTS_LOAD",
     "WANTS_MEMBERS",
     "Abort",
     "Accepted",
+    "AdapterChange",
+    "AdapterChanged",
+    "AdapterOutcome",
     "AdapterRef",
+    "Adapters",
     "AdmissionRefused",
     "Admit",
     "Admitted",
@@ -222,6 +237,8 @@ __all__ = [
     "Cancel",
     "Cancelled",
     "CancelledState",
+    "ChangeAdapter",
+    "ChangeFault",
     "ChatMessage",
     "ChatToolCall",
     "ClientToWorker",
@@ -288,6 +305,7 @@ __all__ = [
     "SamplingDefaults",
     "SamplingOptions",
     "SamplingParams",
+    "ServedAdapters",
     "Starting",
     "Status",
     "Step",

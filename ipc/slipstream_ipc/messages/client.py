@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from slipstream_ipc.messages import tags
+from slipstream_ipc.messages.adapters import AdapterChanged, Adapters, ChangeAdapter
 from slipstream_ipc.messages.answer import AnswerEvent
 from slipstream_ipc.messages.fields import (
     MAX_CANCELLED,
@@ -231,6 +232,7 @@ ClientToWorker = (
     | Recall
     | Locate
     | Inspect
+    | ChangeAdapter
 )
 WorkerToClient = (
     Welcome
@@ -251,4 +253,6 @@ WorkerToClient = (
     | Located
     | Inspected
     | Load
+    | AdapterChanged
+    | Adapters
 )

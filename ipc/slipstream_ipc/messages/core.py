@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from slipstream_ipc.messages import tags
+from slipstream_ipc.messages.adapters import AdapterChange, AdapterOutcome, ServedAdapters
 from slipstream_ipc.messages.answer import AnswerSettings, ReasoningIds
 from slipstream_ipc.messages.fields import (
     I64,
@@ -291,7 +292,17 @@ class Forgotten(Struct, array_like=True, frozen=True, tag=tags.FORGOTTEN):
 
 
 WorkerToCore = (
-    Hello | Ping | Admit | Report | Withdraw | Forget | Positions | Keep | DropKept | KeptIds
+    Hello
+    | Ping
+    | Admit
+    | Report
+    | Withdraw
+    | Forget
+    | Positions
+    | Keep
+    | DropKept
+    | KeptIds
+    | AdapterChange
 )
 CoreToWorker = (
     Welcome
@@ -311,4 +322,6 @@ CoreToWorker = (
     | Kept
     | UnknownKept
     | Gauge
+    | AdapterOutcome
+    | ServedAdapters
 )

@@ -11,7 +11,7 @@ from slipstream_ipc.messages.replica import Gauge, Load
 from slipstream_ipc.messages.shared import Fault
 
 PROTOCOL_VERSION = 2  # between client and worker
-CORE_HOP_VERSION = 4  # between worker and core, which are of one release
+CORE_HOP_VERSION = 5  # between worker and core, which are of one release
 
 
 class Hello(Struct, array_like=True, frozen=True, tag=tags.HELLO):
@@ -20,7 +20,7 @@ class Hello(Struct, array_like=True, frozen=True, tag=tags.HELLO):
     version: U32
     identity: Identity  # the same for all attaches of one process or client
     fresh: bool = True
-    wants: U32 = 0  # WANTS_LOAD, WANTS_MEMBERS
+    wants: U32 = 0  # WANTS_LOAD, WANTS_MEMBERS, WANTS_ADAPTERS
 
 
 class Welcome(Struct, array_like=True, frozen=True, tag=tags.WELCOME):

@@ -1,7 +1,7 @@
 """The tags with which the messages between client, worker and core begin.
 
 - A tag is used once over all hops, so that a message sent the wrong way is not taken for another.
-- Each direction of a hop has ten, from the core to a worker and from a worker to a client twenty.
+- Each direction of a hop has ten, and ten more where those were taken.
   PROTOCOL.md documents those of the client's hop: they are stable.
 """
 
@@ -24,6 +24,7 @@ TOKENIZE = 16
 DETOKENIZE = 17
 CANCEL = 18
 RECALL = 19
+CHANGE_ADAPTER = 80
 
 # worker -> client
 ACCEPTED = 20
@@ -39,6 +40,8 @@ CANCELLED = 29
 LOCATED = 70
 INSPECTED = 71
 LOAD = 72
+ADAPTER_CHANGED = 73
+ADAPTERS = 74
 
 # worker -> core
 ADMIT = 30
@@ -49,6 +52,7 @@ POSITIONS = 34
 KEEP = 35
 DROP_KEPT = 36
 KEPT_IDS = 37
+ADAPTER_CHANGE = 38
 
 # core -> worker
 ADMITTED = 40
@@ -64,3 +68,5 @@ FIRST_TOKEN = 49
 KEPT = 50
 UNKNOWN_KEPT = 51
 GAUGE = 52
+ADAPTER_OUTCOME = 53
+SERVED_ADAPTERS = 54

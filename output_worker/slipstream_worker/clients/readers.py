@@ -70,6 +70,11 @@ class StreamReaders:
         return len(self._clients)
 
     @property
+    def ports(self) -> list[ClientPort]:
+        """The ports of all of them."""
+        return list(self._clients.values())
+
+    @property
     def only_port(self) -> ClientPort | None:
         """The port of the client that reads all streams, where nothing waits to be sent to others;
         None if there is none, if a stream's reader waits, or if there are many clients.

@@ -21,6 +21,7 @@ from slipstream_ipc.messages import (
     Abort,
     Cancel,
     Cancelled,
+    ChangeAdapter,
     ClientToWorker,
     Detokenize,
     Fault,
@@ -44,6 +45,7 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.transport.router import Session
 from slipstream_ipc.validation.request_spec import among_own
+from slipstream_worker.clients.adapter_queries import AdapterQueries
 from slipstream_worker.clients.inspections import Inspections
 from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.clients.ports import FrontAcceptor, Receipt
@@ -85,6 +87,7 @@ class ClientMessages:
         prompts: RenderSource,
         detokenizers: DetokenizerFactory,
         load_notices: LoadNotices,
+        adapters: AdapterQueries,
         *,
         is_traced: bool = False,
     ) -> None:
@@ -99,6 +102,7 @@ class ClientMessages:
         self._render_queue = render_queue
         self._detokenizers = detokenizers
         self._load_notices = load_notices
+        self._adapters = adapters
         self._queries = ClientQueries(store.readers, prompts)
         self.inspections = Inspections(store.readers)
         self._recalls = RecallQueue(lifecycle, self._queries, store.retention)
@@ -110,6 +114,7 @@ class ClientMessages:
         match body:
             case Hello():
                 self._queries.withdraw(session.identity)  # it repeats its queries after an attach
+                self._adapters.withdraw(session.identity)
                 self._readers.attach_client(session)
                 self._front.welcome(
                     session,
@@ -149,10 +154,14 @@ class ClientMessages:
             case Inspect():
                 is_refused = self._queries.leaves_much_unread(session.identity)
                 self.inspections.ask(session.identity, body.number, is_refused=is_refused)
+            case ChangeAdapter():
+                has_own_key = bool(session.public_key)
+                self._adapters.ask(session.identity, body, has_own_key=has_own_key)
             case Recall():
                 self._recalls.add(session, body)
             case Goodbye():
                 self._queries.withdraw(session.identity)
+                self._adapters.withdraw(session.identity)
                 self._front.close(session)
                 lifecycle.remove_client(session.identity)
             case Ping():

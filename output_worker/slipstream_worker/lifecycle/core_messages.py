@@ -21,6 +21,8 @@ from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.formats.table import stop_token_ids
 from slipstream_ipc.history.token_log import history_digest
 from slipstream_ipc.messages import (
+    AdapterOutcome,
+    AdapterRef,
     AdmissionRefused,
     Admitted,
     AttachRefused,
@@ -34,6 +36,7 @@ from slipstream_ipc.messages import (
     ModelCard,
     Positions,
     Registered,
+    ServedAdapters,
     Step,
     Suspects,
     SyncDone,
@@ -44,6 +47,7 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
+from slipstream_worker.clients.adapter_queries import AdapterQueries
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.config import WorkerConfig
@@ -88,6 +92,7 @@ class CoreMessages:
         counters: RequestCounters,
         detokenizers: DetokenizerFactory,
         load_notices: LoadNotices,
+        adapters: AdapterQueries,
         *,
         answers: AnswerForm | None = None,
         tracer: Tracer | None = None,
@@ -110,6 +115,7 @@ class CoreMessages:
         self._counters = counters
         self._detokenizers = detokenizers
         self._load_notices = load_notices
+        self._adapters = adapters
         self._tokenizer = config.tokenizer
         self._answers = answers or AnswerForm()
         self.card: ModelCard | None = None
@@ -163,6 +169,10 @@ class CoreMessages:
                 stream = self._streams.get(message.stream_id)
                 if stream is not None and stream.trace is not None:
                     stream.trace.note_first_token(message)
+            case ServedAdapters():
+                self._serve_adapters(message.adapters)
+            case AdapterOutcome():
+                self._adapters.answered(message)
             case SyncDone():
                 if self._spans is not None and not self.is_synced and self._predecessor_ended_s:
                     self._note_takeover(self._predecessor_ended_s)
@@ -179,6 +189,7 @@ class CoreMessages:
         answers = self._answers
         stops = stop_token_ids(answers.format, dict(self._detokenizers.delimiter_ids))
         eos = (*welcome.model.eos_token_ids, *answers.eos_token_ids, *stops)
+        before = self.card
         num_ids = welcome.model.vocab_size  # of which a tokenizer may have more than the model
         self.card = structs.replace(
             welcome.model,
@@ -190,6 +201,9 @@ class CoreMessages:
         if self._spans is not None:
             self._spans.model = self.card.name
         self._core.restart()
+        self._adapters.attached()
+        if before is not None and before.adapters != self.card.adapters:
+            self._adapters.tell(self.card.adapters)  # a core that was replaced may lack some
         self._streams.clear_core_rows()
         if not self.is_synced:
             # a fresh attach, perhaps not the first one: the core replays everything
@@ -209,6 +223,12 @@ class CoreMessages:
                     cut + _POSITIONS_PER_MESSAGE >= len(known),
                 )
             )
+
+    def _serve_adapters(self, served: tuple[AdapterRef, ...]) -> None:
+        """Requests find these from now on."""
+        if self.card is not None:
+            self.card = structs.replace(self.card, adapters=served)
+        self._adapters.tell(served)
 
     def _registered(self, message: Registered) -> None:
         """A stream that an earlier worker registered."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.helpers.admits import admit_of, with_fields
 
 from slipstream_core.scheduler.logprob_budget import LogprobBudget, first_bytes, outputs_bytes
+from slipstream_core.workers.adapters import Adapters
 from slipstream_core.workers.pending import PendingAdmissions
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams
@@ -51,7 +52,7 @@ def test_never_more_is_promised_and_everybody_gets_his_turn(
     """Each action: a request comes that wants so many, or (-1) one that runs is forgotten, or given
     up while it waits."""
     logprob_budget = LogprobBudget(most)
-    held = PendingAdmissions(NoGrammars(), logprob_budget)  # type: ignore[arg-type]
+    held = PendingAdmissions(NoGrammars(), logprob_budget, Adapters())  # type: ignore[arg-type]
     asking: deque[Admit] = deque()
     running: deque[tuple[int, Admit]] = deque()
 
@@ -97,7 +98,7 @@ def test_never_more_is_promised_and_everybody_gets_his_turn(
 def test_a_stream_that_another_core_accepted_waits_for_room_behind_no_new_one() -> None:
     size = first_bytes(registration(0, 1))
     logprob_budget = LogprobBudget(10 * size)
-    held = PendingAdmissions(NoGrammars(), logprob_budget)  # type: ignore[arg-type]
+    held = PendingAdmissions(NoGrammars(), logprob_budget, Adapters())  # type: ignore[arg-type]
     running = [with_fields(registration(row, 1), was_accepted=True) for row in range(20)]
     for row, admit in enumerate(running):  # up to twice of it
         assert held.reserve(admit)
@@ -198,7 +199,7 @@ def test_who_was_accepted_once_waits_for_nobody(make_core) -> None:
 
 def test_who_is_taken_when_it_asks_again_is_not_held_any_longer() -> None:
     logprob_budget = LogprobBudget(1)
-    held = PendingAdmissions(NoGrammars(), logprob_budget)  # type: ignore[arg-type]
+    held = PendingAdmissions(NoGrammars(), logprob_budget, Adapters())  # type: ignore[arg-type]
     first, second = registration(1, 0), with_fields(registration(2, 0), was_accepted=True)
     assert held.reserve(first)
     logprob_budget.open(0, first_bytes(first))

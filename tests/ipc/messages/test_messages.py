@@ -16,7 +16,7 @@ from slipstream_ipc.messages import (
 )
 
 DIRECTIONS = [
-    (range(10, 20), ClientToWorker),
+    ([*range(10, 20), *range(80, 90)], ClientToWorker),
     ([*range(20, 30), *range(70, 80)], WorkerToClient),
     (range(30, 40), WorkerToCore),
     (range(40, 60), CoreToWorker),

@@ -37,7 +37,15 @@ _OF_SERVE = ("config", "no_http", "port", "runtime_dir")
 SETTINGS = frozenset(StackSettings.__struct_fields__) - {"api_key", "keys"}
 """The settings that `slipstream serve` takes from environment variables."""
 _OF_ACCESS = frozenset(
-    {"api_key", "api_key_file", "priority_key_file", "keys", "ssl_certfile", "ssl_keyfile"}
+    {
+        "api_key",
+        "api_key_file",
+        "priority_key_file",
+        "lora_key_file",
+        "keys",
+        "ssl_certfile",
+        "ssl_keyfile",
+    }
 )
 # given without a value they would open what they are to close: a secret that was not filled in
 

@@ -41,6 +41,7 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import CarriedStream, ClientStreamTable
 from slipstream.errors import SlipstreamError
 from slipstream_ipc.messages import (
+    WANTS_ADAPTERS,
     WANTS_LOAD,
     WANTS_MEMBERS,
     Inspect,
@@ -58,8 +59,8 @@ from slipstream_ipc.worker_deal import worker_address
 
 _ABSENT_S = 1.0  # as in `ClientSession`
 # a machine that is lost says nothing: its streams move after three seconds of silence
-_TCP_LINK = LinkOptions(WANTS_LOAD, ping_after_s=1.0, dead_after_s=2.0)
-_LOCAL_LINK = LinkOptions(WANTS_LOAD)
+_TCP_LINK = LinkOptions(WANTS_LOAD | WANTS_ADAPTERS, ping_after_s=1.0, dead_after_s=2.0)
+_LOCAL_LINK = LinkOptions(WANTS_LOAD | WANTS_ADAPTERS)
 Statements = dict[str, bytes | None]
 _LOOK_S = 0.01  # between two looks whether a member is gone whose connection broke
 # for the other members, once the first has answered
@@ -188,7 +189,7 @@ class Cluster:
                 access=self._access,
                 absence=Absence(self._outlives_server, self._fails_early and worker == 0),
                 observer=observer,
-                options=LinkOptions(WANTS_MEMBERS),
+                options=LinkOptions(WANTS_MEMBERS | WANTS_ADAPTERS),
             )
         options = _TCP_LINK if address.startswith(TCP) else _LOCAL_LINK
         if isinstance(self._source, LearnedMembers):
@@ -496,6 +497,11 @@ class Cluster:
         suspects = None if digests is None else self._router.suspects(member, digests)
         self._members.loaded(member, load, suspects, self._now)
 
+    def adapters_changed(self, member: Member, model: ModelCard) -> None:
+        """The model of a member has other adapters than before."""
+        if self.is_fleet:
+            self._members.note_adapters(member, model)
+
     def refused(self, member: Member, error: Callable[[], SlipstreamError]) -> bool:
         """A member will not do; return True if its streams go elsewhere."""
         if self.is_fleet:
@@ -596,6 +602,10 @@ class _Watch(SessionObserver):
 
     def loaded(self, load: Load) -> None:
         self._cluster.loaded(self._member, load)
+
+    def adapters_changed(self, model: ModelCard) -> None:
+        if self._worker == 0:  # which speaks for the stack
+            self._cluster.adapters_changed(self._member, model)
 
     def refused(self, error: Callable[[], SlipstreamError]) -> bool:
         return self._cluster.refused(self._member, error)

@@ -18,14 +18,17 @@ from typing import Any
 from slipstream.client.connection.combined_answer import AnswerOfAll
 from slipstream.client.connection.members import Member, Members
 from slipstream.client.connection.queries import PendingQuery, Post, Query
-from slipstream.errors import SlipstreamError
+from slipstream.errors import SlipstreamError, bad_request
+from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
     Cancel,
+    ChangeAdapter,
     Inspect,
     Locate,
     Recall,
 )
 
+_ONE_STACK = "none through several replicas: name their adapters in --lora-modules"
 _MISSING_S = 2.0  # for a member that is away to come back, where it may know a stream
 
 
@@ -66,6 +69,9 @@ class FleetQueries:
         `PendingQueries.ask`. model: whose members may answer, by its name; empty: any.
         """
         members = self._members
+        if isinstance(query, ChangeAdapter):
+            future.set_exception(bad_request(BadRequest("lora_name", query.name, _ONE_STACK)))
+            return
         if self._has_to_wait(query):
             self._waiting.append(PendingQuery(query, future, now, post))
             return

@@ -27,6 +27,7 @@ from secrets import token_bytes
 from typing import Any
 
 import zmq
+from msgspec.structs import replace
 
 from slipstream.client.connection.pending_requests import PendingRequests
 from slipstream.client.connection.queries import (
@@ -50,6 +51,8 @@ from slipstream_ipc.messages import (
     ONE_TENANT,
     Abort,
     Accepted,
+    AdapterChanged,
+    Adapters,
     AttachRefused,
     Cancelled,
     ClientToWorker,
@@ -119,6 +122,9 @@ class SessionObserver:
 
     def loaded(self, load: Load) -> None:
         """The server has told its load."""
+
+    def adapters_changed(self, model: ModelCard) -> None:
+        """The server's model has other adapters than before."""
 
     def refused(self, error: Callable[[], SlipstreamError]) -> bool:
         """The server refuses the client, or breaks the protocol: whether the streams go elsewhere,
@@ -404,12 +410,22 @@ class ClientSession:
                         self._requests.add(state)
                     self._queries.ask_again(frozenset([state.stream_id for state in again]))
                 case (
-                    Tokenized() | Detokenized() | Cancelled() | Recalled() | Located() | Inspected()
+                    Tokenized()
+                    | Detokenized()
+                    | Cancelled()
+                    | Recalled()
+                    | Located()
+                    | Inspected()
+                    | AdapterChanged()
                 ):
                     self._queries.answer(body)
                     self._num_breaches = 0
                 case Welcome():
                     self._greet(body)
+                case Adapters():
+                    if self.model is not None:
+                        self.model = replace(self.model, adapters=body.adapters)
+                        self._observer.adapters_changed(self.model)
                 case AttachRefused() if body.is_leaving and self._absence.outlives_server:
                     self._has_left = True
                     if self._dealer.is_attached:

@@ -500,6 +500,11 @@ class Members:
             model=welcome.model.name,
         )
 
+    def note_adapters(self, member: Member, model: ModelCard) -> None:
+        """A member's model has other adapters than before."""
+        member.card = model
+        self._note_models()
+
     def _note_models(self) -> None:
         """Go by the card of an attached member of each model, by the same one as long as that is
         there, with the adapters of all of them. In the order of the members.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from secrets import token_bytes
 from typing import Any
 from weakref import ref
 
@@ -24,14 +25,17 @@ from msgspec.structs import replace
 from slipstream.answers.functions import tool_definitions
 from slipstream.answers.tool_calls import with_call_ids
 from slipstream.errors import SlipstreamError, bad_request, error_from
-from slipstream.request.prompts import checked_prompt
+from slipstream.request.prompts import checked_prompt, checked_utf8
 from slipstream.request.requests import fits_message
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest, ProtocolError, Summary
 from slipstream_ipc.messages import (
     MAX_IDENTITY_BYTES,
+    MAX_LORA_NAME_CHARS,
+    AdapterChanged,
     Cancel,
     Cancelled,
+    ChangeAdapter,
     Detokenize,
     Detokenized,
     Inspect,
@@ -49,8 +53,10 @@ from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.validation.chat_template import check_token_ids, template_options
 from slipstream_ipc.validation.sampling_params import token_ids_from
 
-Query = Tokenize | Detokenize | Cancel | Recall | Locate | Inspect
-Found = Tokenized | Detokenized | Cancelled | Recalled | Located | Inspected
+Query = Tokenize | Detokenize | Cancel | Recall | Locate | Inspect | ChangeAdapter
+Found = Tokenized | Detokenized | Cancelled | Recalled | Located | Inspected | AdapterChanged
+
+_MAX_PATH_CHARS = 4096  # of an adapter's folder
 
 Send = Callable[[Query], bool]
 Post = Callable[[Callable[[], None]], None]
@@ -131,7 +137,9 @@ class PendingQueries:
         self.due.pop(found.number, None)
         if not asked.future.set_running_or_notify_cancel():
             return
-        fault = None if isinstance(found, Cancelled | Located | Inspected) else found.fault
+        # a refused change has more to say than its fault
+        bare = Cancelled | Located | Inspected | AdapterChanged
+        fault = None if isinstance(found, bare) else found.fault
         if fault is not None:
             asked.future.set_exception(error_from(fault))
         elif isinstance(found, Recalled) and isinstance(asked.query, Recall):
@@ -243,6 +251,32 @@ def new_recall(stream_id: str, scope: bytes = b"", *, forget: bool = False) -> R
     return Recall(0, bytes.fromhex(stream_id), scope, forget)
 
 
+def new_change(name: object, path: object = "", *, load_inplace: object = False) -> ChangeAdapter:
+    """A ChangeAdapter; `PendingQueries.ask` sets its number. path: empty: unload it.
+
+    Raises: BadRequestError.
+    """
+    try:
+        if not isinstance(name, str) or not 1 <= len(name) <= MAX_LORA_NAME_CHARS:
+            allowed = f"a string of 1 to {MAX_LORA_NAME_CHARS} characters"
+            raise BadRequest("lora_name", name, allowed)
+        if not isinstance(path, str) or len(path) > _MAX_PATH_CHARS:
+            raise BadRequest("lora_path", path, f"a path of at most {_MAX_PATH_CHARS} characters")
+        if not isinstance(load_inplace, bool):
+            raise BadRequest("load_inplace", load_inplace, "true or false")
+        for field, text in (("lora_name", name), ("lora_path", path)):
+            checked_utf8(field, text)
+    except BadRequest as error:
+        raise bad_request(error) from None
+    return ChangeAdapter(0, token_bytes(16), name, path, load_inplace)
+
+
+def check_changed(changed: AdapterChanged) -> None:
+    """Raises: BadRequestError, OverloadedError for a change of adapters that was refused."""
+    if changed.fault is not None:
+        raise error_from(changed.fault)
+
+
 def _with_call_ids(found: Recalled, stream_id: bytes) -> Recalled:
     """The answer, with an id for each call that the model gave none."""
     answer = found.answer
@@ -269,7 +303,9 @@ def _check(query: Query, found: Found) -> None:
             is_right = True
         case Cancel(), Cancelled():
             is_right = len(found.found) == len(query.stream_ids)
-        case (Recall(), Recalled()) | (Inspect(), Inspected()):
+        case (
+            (Recall(), Recalled()) | (Inspect(), Inspected()) | (ChangeAdapter(), AdapterChanged())
+        ):
             is_right = True
         case Locate(), Located():
             is_right = len(found.moves) in (0, len(query.stream_ids))  # 0: nothing was looked up

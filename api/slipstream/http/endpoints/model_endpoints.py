@@ -46,6 +46,7 @@ from slipstream.http.endpoints.resume import (
 from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.logprobs.vocabulary import TextsByModel
 from slipstream.http.native.abort import abort
+from slipstream.http.native.adapters import load_adapter, unload_adapter
 from slipstream.http.native.generate import plan_generation, read_generate
 from slipstream.http.native.tokenize import detokenize, tokenize, tokenizer_info
 from slipstream.http.openai.body_decoder import check_num_values
@@ -104,6 +105,8 @@ class ModelEndpoints:
             COUNT_PATH: self.responses.count,
             "/generate": self.generate,
             "/abort": self.abort,
+            "/v1/load_lora_adapter": partial(load_adapter, io, keys),
+            "/v1/unload_lora_adapter": partial(unload_adapter, io, keys),
             "/tokenize": partial(tokenize, io),
             "/detokenize": partial(detokenize, io),
         }

@@ -219,6 +219,12 @@ ENDPOINTS: dict[str, Endpoint] = {
         events=_GENERATION,
     ),
     "/abort": Endpoint("post", "abort a request", responses.Aborted, body=requests.AbortRequest),
+    "/v1/load_lora_adapter": Endpoint(
+        "post", "load an adapter", str, body=requests.LoadLoraRequest, media="text/plain"
+    ),
+    "/v1/unload_lora_adapter": Endpoint(
+        "post", "unload an adapter", str, body=requests.UnloadLoraRequest, media="text/plain"
+    ),
     "/tokenize": Endpoint(
         "post", "tokenize a prompt or messages", responses.Tokens, body=requests.TokenizeRequest
     ),

@@ -308,6 +308,23 @@ class DetokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     model: str | None = None
 
 
+class LoadLoraRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/load_lora_adapter. lora_path: a folder of the server's. load_inplace: what requests
+    find under a name that is taken is replaced.
+    """
+
+    lora_name: str = ""
+    lora_path: str = ""
+    load_inplace: bool = False
+
+
+class UnloadLoraRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/unload_lora_adapter. lora_int_id: without meaning here."""
+
+    lora_name: str = ""
+    lora_int_id: int | None = None
+
+
 class AbortRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /abort. request_id: the `id` in the answer or in the chunks of its stream."""
 

@@ -138,9 +138,13 @@ def _key_files(settings: StackSettings) -> dict[str, str | None]:
 
     Raises: BadRequestError, without a key.
     """
-    files = KeyFiles(settings.api_key_file, settings.priority_key_file)
+    files = KeyFiles(settings.api_key_file, settings.priority_key_file, settings.lora_key_file)
     files.read(_listed_keys(settings))
-    return {"api_key_file": files.api_keys, "priority_key_file": files.priority_keys}
+    return {
+        "api_key_file": files.api_keys,
+        "priority_key_file": files.priority_keys,
+        "lora_key_file": files.lora_keys,
+    }
 
 
 def open_host(settings: StackSettings) -> str | None:

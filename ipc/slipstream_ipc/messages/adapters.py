@@ -1,0 +1,92 @@
+"""Messages by which adapters (LoRA) are loaded and unloaded while a server runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from slipstream_ipc.messages import tags
+from slipstream_ipc.messages.fields import (
+    MAX_LORAS,
+    U32,
+    Count,
+    Identity,
+    LongText,
+    LoraName,
+)
+from slipstream_ipc.messages.model_card import AdapterRef
+from slipstream_ipc.messages.shared import Fault
+
+WANTS_ADAPTERS = 4  # a bit of `Hello.wants`
+
+AdapterRefs = Annotated[tuple[AdapterRef, ...], Meta(max_length=MAX_LORAS)]
+
+# of a change that was not made, beside its fault; empty: what was asked for is wrong
+ChangeFault = Literal[
+    "",
+    "missing",  # no such adapter, or no such files
+    "forbidden",  # adapters are not changed here, or not from there, or not by this client
+    "no_room",  # it would not fit beside those that are loaded
+]
+
+
+class ChangeAdapter(Struct, array_like=True, frozen=True, tag=tags.CHANGE_ADAPTER):
+    """Load an adapter from a folder of the server's, or forget one. Answered by AdapterChanged.
+
+    path: empty: requests find the name no longer, and streams that have it go on to their end.
+    load_inplace: a name that is taken gets what lies at `path`; streams end with what they began.
+    operation: random, the same where it is asked again: it is done once.
+    """
+
+    number: U32
+    operation: Identity
+    name: LoraName
+    path: LongText = ""
+    load_inplace: bool = False
+
+
+class AdapterChanged(Struct, array_like=True, frozen=True, tag=tags.ADAPTER_CHANGED):
+    """Answers a ChangeAdapter. fault: it was not made; why: see `ChangeFault`. num_streams: that go
+    on with what was served under the name before. warning: what was loaded is not all used.
+    """
+
+    number: U32
+    fault: Fault | None = None
+    why: ChangeFault = ""
+    num_streams: U32 = 0
+    warning: str = ""
+
+
+class Adapters(Struct, array_like=True, frozen=True, tag=tags.ADAPTERS):
+    """The adapters that are served from now on, in place of those of the model's card. Sent to
+    clients whose Hello wants it, on every change.
+    """
+
+    adapters: AdapterRefs
+
+
+class AdapterChange(Struct, array_like=True, frozen=True, tag=tags.ADAPTER_CHANGE):
+    """A client's ChangeAdapter, on the way to the core. number: the worker's."""
+
+    number: Count
+    operation: Identity
+    name: LoraName
+    path: LongText
+    load_inplace: bool
+
+
+class AdapterOutcome(Struct, array_like=True, frozen=True, tag=tags.ADAPTER_OUTCOME):
+    """Answers an AdapterChange; behind the ServedAdapters that it made."""
+
+    number: Count
+    fault: Fault | None = None
+    why: ChangeFault = ""
+    num_streams: U32 = 0
+    warning: str = ""
+
+
+class ServedAdapters(Struct, array_like=True, frozen=True, tag=tags.SERVED_ADAPTERS):
+    """The adapters that a core serves from now on, in place of those in its Welcome."""
+
+    adapters: AdapterRefs

@@ -1,0 +1,83 @@
+"""Clients' changes of adapters, on their way to the core and back.
+
+- A change is asked of each core that the worker attaches to until it is answered: the core does one
+  of the same operation once. A client that attaches anew asks again, as for every query.
+- A client with a key of its own may use what is served and not change it: its key names it among
+  the requests, not among those who run the server.
+"""
+
+from __future__ import annotations
+
+from slipstream_ipc.messages import (
+    WANTS_ADAPTERS,
+    AdapterChange,
+    AdapterChanged,
+    AdapterOutcome,
+    AdapterRef,
+    Adapters,
+    ChangeAdapter,
+    Fault,
+)
+from slipstream_worker.clients.readers import StreamReaders
+from slipstream_worker.core_link import CoreLink
+
+_MAX_WAITING = 64  # changes that are not answered; further ones are refused
+
+
+class AdapterQueries:
+    """The changes that are not answered yet."""
+
+    def __init__(self, core: CoreLink, readers: StreamReaders) -> None:
+        self._core = core
+        self._readers = readers
+        self._waiting: dict[int, tuple[bytes, ChangeAdapter]] = {}  # with their clients
+        self._num_asked = 0
+
+    def ask(self, client: bytes, change: ChangeAdapter, *, has_own_key: bool) -> None:
+        """A client asks for a change."""
+        if has_own_key:
+            why = "adapters are not changed by clients with keys of their own, only by fronts"
+            refusal = AdapterChanged(change.number, Fault("bad_request", why), "forbidden")
+            self._readers.port(client).enqueue(refusal)
+            return
+        if len(self._waiting) >= _MAX_WAITING:
+            fault = Fault("overloaded", f"{_MAX_WAITING} changes of adapters are waiting already")
+            self._readers.port(client).enqueue(AdapterChanged(change.number, fault))
+            return
+        self._num_asked += 1
+        self._waiting[self._num_asked] = client, change
+        self._send(self._num_asked, change)
+
+    def attached(self) -> None:
+        """Another attach to the core begins: ask again."""
+        for number, (_, change) in self._waiting.items():
+            self._send(number, change)
+
+    def answered(self, outcome: AdapterOutcome) -> None:
+        """The core has made a change, or refused it."""
+        client, change = self._waiting.pop(outcome.number, (b"", None))
+        if change is not None and self._readers.is_here(client):
+            self._readers.port(client).enqueue(
+                AdapterChanged(
+                    change.number,
+                    outcome.fault,
+                    outcome.why,
+                    outcome.num_streams,
+                    outcome.warning,
+                )
+            )
+
+    def withdraw(self, client: bytes) -> None:
+        """Answer a client no more: it asks again, or has left."""
+        for number in [number for number, (its, _) in self._waiting.items() if its == client]:
+            del self._waiting[number]
+
+    def tell(self, served: tuple[AdapterRef, ...]) -> None:
+        """Tell the clients that want to know what is served from now on."""
+        for port in self._readers.ports:
+            if port.session.is_open and port.session.wants & WANTS_ADAPTERS:
+                port.enqueue(Adapters(served))
+
+    def _send(self, number: int, asked: ChangeAdapter) -> None:
+        change = AdapterChange(number, asked.operation, asked.name, asked.path, asked.load_inplace)
+        self._core.enqueue(change)
