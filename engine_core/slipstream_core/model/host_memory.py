@@ -172,24 +172,32 @@ def default_cache(nbytes: int, weights: int, memory: HostMemory | None) -> int:
 
 
 def refuse_cache(
-    name: str, weights: int, cache: int, memory: HostMemory | None, *, states: int = 0
+    name: str,
+    weights: int,
+    cache: int,
+    memory: HostMemory | None,
+    *,
+    states: int = 0,
+    adapters: int = 0,
 ) -> None:
     """Raise ModelLoadError if the cache can never fill beside the weights, loaded already.
 
     states: bytes of the cache that are recurrent states, those of the prefix cache included.
+    adapters: bytes of what is loaded beside the weights, or may be.
     """
     if memory is None:
         return
-    if weights + cache > memory.total:
-        room = max(0, memory.total - weights)
+    if weights + adapters + cache > memory.total:
+        room = max(0, memory.total - weights - adapters)
         settings = "kv_cache_gib, num_blocks" + (
             ", max_num_seqs, state_cache_gib" if states else ""
         )
         of_states = f" ({_gib(states)} of it recurrent states)" if states else ""
+        of_adapters = f", adapters of {_gib(adapters)} (lora_gib)" if adapters else ""
         raise ModelLoadError(
             name,
-            f"a cache of {_gib(cache)}{of_states} and weights of {_gib(weights)} do not fit into "
-            f"{memory.limit}'s {_gib(memory.total)}; give less than {_gib(room)} of cache "
+            f"a cache of {_gib(cache)}{of_states}{of_adapters} and weights of {_gib(weights)} do "
+            f"not fit into {memory.limit}'s {_gib(memory.total)}; give less than {_gib(room)} of cache "
             f"({settings}), or a smaller model or dtype",
         )
     if cache > memory.available:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 
 import msgspec
 import torch
 
+from slipstream_core.adapters.adapter_file import TENSORS
 from slipstream_core.adapters.names_file import read_names
 from slipstream_core.attention.cache_formats import CACHE_FORMATS
 from slipstream_core.config import CoreConfig, LoraConfig
@@ -98,6 +100,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         if is_able and not native:
             logger.warning("torch's operators compute: another rank cannot compile kernels")
     kernel_config = KernelConfig(native, config.attention_backend, threads=threads)
+    lora = None if config.lora is None else _as_left(config, config.lora)
     make = partial(
         TorchRunner,
         model,
@@ -132,7 +135,12 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         memory = read_host_memory()
         cache = num_blocks * block_bytes(model, config.block_size) + states
         refuse_cache(
-            model.name, num_local * model.kept_bytes, num_local * cache, memory, states=states
+            model.name,
+            num_local * model.kept_bytes,
+            num_local * cache,
+            memory,
+            states=states,
+            adapters=0 if lora is None else bytes_of_adapters(lora),
         )
         kernel_config = replace(kernel_config, packs=packs_weights(model, memory))
     try:
@@ -140,7 +148,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
             num_blocks=num_blocks,
             tracer=open_tracer(config.trace, "device") if rank is None or rank.leads else None,
             kernel_config=replace(kernel_config, capture=capture),
-            lora=None if config.lora is None else _as_left(config, config.lora),
+            lora=lora,
             has_predecessor=config.predecessor_ended_s > 0,
         )
         if model.device.type == "cpu" and rank is None:  # ranks do it together
@@ -164,6 +172,17 @@ def _as_left(config: CoreConfig, lora: LoraConfig) -> LoraConfig:
         return lora
     modules = tuple([(each.name, each.path) for each in names.served])
     return msgspec.structs.replace(lora, modules=modules, retired=names.retired)
+
+
+def bytes_of_adapters(lora: LoraConfig) -> int:
+    """Memory of adapters: all that they may take, or else what lies in their folders now."""
+    if lora.gib is not None:
+        return int(lora.gib * 2**30)
+    num = 0
+    for _, path in lora.modules:
+        with suppress(OSError, ValueError):
+            num += os.stat(os.path.join(path, TENSORS)).st_size
+    return num
 
 
 def packs_weights(model: LoadedModel, memory: HostMemory | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,9 +55,40 @@ def test_there_may_be_none_yet() -> None:
     assert options(enable_lora=True) == {"modules": [], "max_rank": 16, "max_loras": 1}
 
 
+def test_those_that_may_be_loaded_later(tmp_path: Path) -> None:
+    """Below the folders of those that are named, unless roots are given."""
+    later = {"enable_lora": True, "allow_runtime_lora_updating": True}
+    found = options(**later, lora_modules=["a=/x/y", "b=/z"])
+    assert found is not None
+    assert (found["is_updatable"], found["roots"], found["max_loras"]) == (True, ["/x/y", "/z"], 66)
+    found = options(**later, lora_modules=["a=/x"], lora_root=str(tmp_path), max_loras=2)
+    assert found is not None
+    assert (found["roots"], found["max_loras"]) == ([str(tmp_path)], 2)
+    found = options(**later, lora_root=[str(tmp_path), "/"], lora_gib=0.5)
+    assert found is not None
+    assert (found["roots"], found["gib"], found["max_loras"]) == ([str(tmp_path), "/"], 0.5, 65)
+
+
 @pytest.mark.parametrize(
     ("given", "field", "says"),
     [
+        ({"allow_runtime_lora_updating": True}, "allow_runtime_lora_updating", "enable_lora"),
+        ({"lora_gib": 1.0}, "lora_gib", "none without enable_lora"),
+        (
+            {"enable_lora": True, "lora_root": "/"},
+            "lora_root",
+            "none without allow_runtime_lora_updating",
+        ),
+        (
+            {"enable_lora": True, "allow_runtime_lora_updating": True},
+            "lora_root",
+            "a folder, as there are no lora_modules",
+        ),
+        (
+            {"enable_lora": True, "allow_runtime_lora_updating": True, "lora_root": "/nowhere"},
+            "lora_root",
+            "got '/nowhere', allowed: a folder",
+        ),
         ({"lora_modules": ["a=/x"]}, "lora_modules", "allowed: none without enable_lora"),
         ({"enable_lora": True, "lora_modules": ["a"]}, "lora_modules", "allowed: NAME=PATH"),
         ({"enable_lora": True, "lora_modules": ["a="]}, "lora_modules", "a path behind the name"),

@@ -183,7 +183,7 @@ def test_every_option_reaches_a_process(tmp_path):
     of_the_front = {"http_port", "http_workers", "host", "api_key", "allowed_origins"}
     of_the_front |= {"allowed_hosts", "uds", "ssl_certfile", "ssl_keyfile", "access_log"}
     of_the_front |= {"forwarded_allow_ips", "api_key_file", "strict_fields", "openai_strict_finish"}
-    of_the_front |= {"priority_key_file", "metrics_prefix"}
+    of_the_front |= {"priority_key_file", "lora_key_file", "metrics_prefix"}
     elsewhere = {
         "model",
         "tokenizer",
@@ -196,7 +196,8 @@ def test_every_option_reaches_a_process(tmp_path):
     # another engine's go with few of these (test_engine_options)
     elsewhere |= {"engine", "engine_args", "engine_python"}
     # none over ranks (below)
-    elsewhere |= {"enable_lora", "lora_modules", "max_lora_rank", "max_loras"}
+    elsewhere |= {"enable_lora", "lora_modules", "max_lora_rank", "max_loras", "lora_gib"}
+    elsewhere |= {"allow_runtime_lora_updating", "lora_root"}
     elsewhere.add("log_format")  # in the environment of all processes
     elsewhere.add("output_workers")  # decides how many there are
     elsewhere |= {"nnodes", "node_rank", "master_addr", "master_port", "join_timeout_s"}

@@ -128,6 +128,8 @@ def test_words_say_what_is_needed_what_there_is_and_what_to_do() -> None:
     refuse_cache("m", 4 * GIB, 12 * GIB, memory)
     with pytest.raises(ModelLoadError, match=r"500\.00 GiB.*less than 12\.00 GiB.*kv_cache_gib"):
         refuse_cache("m", 4 * GIB, 500 * GIB, memory)
+    with pytest.raises(ModelLoadError, match=r"adapters of 1\.00 GiB \(lora_gib\).*less than 11"):
+        refuse_cache("m", 4 * GIB, 12 * GIB, memory, adapters=GIB)
 
 
 def test_a_model_larger_than_memory_is_refused_before_it_is_made(
