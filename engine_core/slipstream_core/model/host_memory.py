@@ -197,8 +197,8 @@ def refuse_cache(
         raise ModelLoadError(
             name,
             f"a cache of {_gib(cache)}{of_states}{of_adapters} and weights of {_gib(weights)} do "
-            f"not fit into {memory.limit}'s {_gib(memory.total)}; give less than {_gib(room)} of cache "
-            f"({settings}), or a smaller model or dtype",
+            f"not fit into {memory.limit}'s {_gib(memory.total)}; give less than {_gib(room)} of "
+            f"cache ({settings}), or a smaller model or dtype",
         )
     if cache > memory.available:
         logger.warning(

@@ -270,7 +270,7 @@ class LoadedAdapter(Protocol):
 
     @property
     def digest(self) -> bytes:
-        """Of its files, 16 bytes."""
+        """The hash of its files, 16 bytes."""
 
     @property
     def num_bytes(self) -> int:
@@ -278,7 +278,7 @@ class LoadedAdapter(Protocol):
 
     @property
     def warning(self) -> str:
-        """What of its folder is not used; empty: nothing."""
+        """A note of files in its folder that are not used; empty: there are none."""
 
 
 class AdapterStore(Protocol):

@@ -25,7 +25,7 @@ _LINGER_S = 10.0
 
 @dataclass(eq=False, slots=True)
 class AdapterVersion:
-    """What was read from a folder, at its place."""
+    """Factors that were read from a folder, at their place."""
 
     ref: AdapterRef
     place: int
@@ -65,16 +65,16 @@ class Adapters:
 
     @property
     def served(self) -> tuple[AdapterRef, ...]:
-        """What each name is served by."""
+        """The versions that names are served by."""
         return tuple([each.ref for each in self._served.values()])
 
     @property
     def retired(self) -> tuple[AdapterRef, ...]:
-        """What is served no longer and not dropped yet."""
+        """The versions that are served no longer and not dropped yet."""
         return tuple([it.ref for it in self._versions.values() if it.retired_at is not None])
 
     def find(self, name: str) -> AdapterVersion | None:
-        """What a name is served by."""
+        """The version that a name is served by."""
         return self._served.get(name)
 
     def name_at(self, place: int) -> str:

@@ -31,6 +31,7 @@ class Asked(Told):
             anybody,
             anybody,
             anybody,
+            anybody,
         )
         self.session: Any = SimpleNamespace(identity=b"client", public_key=b"")
         self.readers.attach_client(self.session)

@@ -69,6 +69,7 @@ class Told:
             self.counters,
             anybody,
             anybody,
+            anybody,
             answers=AnswerForm(answer_format),
         )
 
