@@ -251,6 +251,7 @@ def assemble_core(
         info.adapter_store,
         config.runtime_dir,
         () if left is None else left.done,
+        _free_bytes,
     )
     poller.register(changes.fileno(), zmq.POLLIN)
     counters = EngineCounters(info.engine, adapters.name_at, max_loras)
@@ -313,6 +314,11 @@ def assemble_core(
         counters,
         changes,
     )
+
+
+def _free_bytes() -> int | None:
+    memory = read_host_memory()
+    return None if memory is None else memory.available
 
 
 def drafter_of(

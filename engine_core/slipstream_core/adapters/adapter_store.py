@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -38,15 +38,16 @@ class FolderAdapters:
         """Make ready a thread that reads: its own products are of one thread."""
         torch.set_num_threads(1)
 
-    def read(self, path: str, roots: Roots | None = None) -> Adapter:
-        """The adapter in a folder. Can be called from any thread. Raises AdapterError."""
+    def read(self, path: str, roots: Sequence[str] | None = None) -> Adapter:
+        """The adapter in a folder, below one of `roots` unless they are None. Can be called from any thread. Raises AdapterError."""
+        allowed = None if roots is None else Roots(roots)
         return read_adapter(
-            Path(path) if roots is None else roots.folder(path),
+            Path(path) if allowed is None else allowed.folder(path),
             self._sites,
             self._max_rank,
             self._why_no_site,
             vocab_size=self._vocab_size,
-            roots=roots,
+            roots=allowed,
         )
 
     def put(self, place: int, adapter: Adapter) -> None:

@@ -33,7 +33,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.adapters.roots import Roots
 from slipstream_core.step.columns import Column, Over, PlanColumn, columns_of
 from slipstream_core.step.constraint_plan import ConstraintPlan
 from slipstream_ipc.history.logprob_log import Logprobs as Logprobs
@@ -287,8 +286,8 @@ class AdapterStore(Protocol):
     def prepare_thread(self) -> None:
         """Make ready a thread that calls `read`."""
 
-    def read(self, path: str, roots: Roots | None = None) -> LoadedAdapter:
-        """The adapter in a folder, below `roots` where there are some. Can be called from any
+    def read(self, path: str, roots: Sequence[str] | None = None) -> LoadedAdapter:
+        """The adapter in a folder, below one of `roots` unless they are None. Can be called from any
         thread. Raises AdapterError.
         """
 

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
@@ -22,9 +22,7 @@ from msgspec.structs import replace
 
 from slipstream_core.adapters.adapter_error import AdapterError
 from slipstream_core.adapters.names_file import AdapterNames, write_names
-from slipstream_core.adapters.roots import Roots
 from slipstream_core.config import LoraConfig
-from slipstream_core.model.host_memory import read_host_memory
 from slipstream_core.step.plan import AdapterStore, LoadedAdapter
 from slipstream_core.workers.adapters import Adapters
 from slipstream_ipc.messages import AdapterChange, AdapterOutcome, ErrorCode, Fault
@@ -63,6 +61,7 @@ class DoneChange:
 class AdapterChanges:
     """The changes of a core's adapters. names: the model's own. directory: the stack's. lora and
     store are None where there are no adapters. done: operations that the core before carried out.
+    free_bytes: memory that the machine has; None: unknown.
     """
 
     adapters: Adapters
@@ -71,6 +70,7 @@ class AdapterChanges:
     store: AdapterStore | None = None
     directory: str | None = None
     done: Sequence[bytes] = ()
+    free_bytes: Callable[[], int | None] = lambda: None
     _jobs: dict[bytes, _Job] = field(default_factory=dict)  # by operation
     _asked: SimpleQueue[_Job | None] = field(default_factory=SimpleQueue)
     _read: SimpleQueue[_Job] = field(default_factory=SimpleQueue)
@@ -145,11 +145,10 @@ class AdapterChanges:
         assert self.store is not None
         assert self.lora is not None
         self.store.prepare_thread()
-        roots = Roots(self.lora.roots)
         while (job := self._asked.get()) is not None:
             try:
                 if job.change.path:
-                    job.adapter = self.store.read(job.change.path, roots)
+                    job.adapter = self.store.read(job.change.path, self.lora.roots)
             except AdapterError as error:
                 job.error = error
             except MemoryError:
@@ -187,11 +186,11 @@ class AdapterChanges:
     def _load(self, change: AdapterChange, adapter: LoadedAdapter, now: float) -> int:
         assert self.lora is not None
         most = float("inf") if self.lora.gib is None else self.lora.gib * 2**30
-        memory = read_host_memory()
-        if memory is not None and adapter.num_bytes > memory.available:
+        free = self.free_bytes()
+        if free is not None and adapter.num_bytes > free:
             raise AdapterError(
                 f"it takes {adapter.num_bytes / 1e6:.1f} MB of memory, free: "
-                f"{memory.available / 1e6:.1f} MB on this machine",
+                f"{free / 1e6:.1f} MB on this machine",
                 "no_room",
             )
         self.adapters.check_room(change.name, adapter, most)
