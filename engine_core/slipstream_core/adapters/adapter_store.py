@@ -39,7 +39,9 @@ class FolderAdapters:
         torch.set_num_threads(1)
 
     def read(self, path: str, roots: Sequence[str] | None = None) -> Adapter:
-        """The adapter in a folder, below one of `roots` unless they are None. Can be called from any thread. Raises AdapterError."""
+        """The adapter in a folder, below one of `roots` unless they are None. Can be called from
+        any thread. Raises AdapterError.
+        """
         allowed = None if roots is None else Roots(roots)
         return read_adapter(
             Path(path) if allowed is None else allowed.folder(path),

@@ -25,7 +25,7 @@ takes, so that a plan can become one packed buffer for other ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -287,8 +287,8 @@ class AdapterStore(Protocol):
         """Make ready a thread that calls `read`."""
 
     def read(self, path: str, roots: Sequence[str] | None = None) -> LoadedAdapter:
-        """The adapter in a folder, below one of `roots` unless they are None. Can be called from any
-        thread. Raises AdapterError.
+        """The adapter in a folder, below one of `roots` unless they are None. Can be called from
+        any thread. Raises AdapterError.
         """
 
     def put(self, place: int, adapter: Any) -> None:
