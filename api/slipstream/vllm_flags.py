@@ -109,7 +109,6 @@ _MAMBA = "recurrent states are kept as transformers computes them"
 _MIXED = "it says how experts or replicas are dealt out, and they are not"
 _LOGS = "--access-log and $SLIPSTREAM_LOG_LEVEL say what is logged"
 _SERVER = "the HTTP server has limits of its own"
-_OFFLOADED = "nothing is offloaded"
 _WITHOUT: dict[str, str] = {
     _KERNELS: """
         all2all_backend async_scheduling attention_config compilation_config disable_cascade_attn

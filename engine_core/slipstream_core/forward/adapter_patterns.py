@@ -9,7 +9,6 @@ match as they do without adapters; only a sum with the residual is no longer the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -17,7 +16,7 @@ from torch.fx import GraphModule
 from slipstream_core.adapters.sites import Site
 from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.interface import AttentionContext
-from slipstream_core.forward.projection import Coded, Dense, Projection, look_up, project
+from slipstream_core.forward.projection import Coded, Dense, Projection, has_rows, look_up, project
 from slipstream_core.kernels.cpu.step_adapters import StepAdapters
 from slipstream_core.states.flat_step import FlatContext, attention_of
 
@@ -56,7 +55,7 @@ def mark_sites(graph: GraphModule, names: Mapping[int, str], *, kept: int) -> di
         projection = getattr(graph, node.args[1].target)
         weight, x = _weight_of(projection), node.args[0]
         name = None if weight is None else names.get(id(weight))
-        if name is None or id(weight) in others or not _is_by_row(x):
+        if name is None or id(weight) in others or not has_rows(x):
             continue
         num_inputs = int(x.meta["val"].shape[-1])
         site = sites.setdefault(name, Site(len(sites), projection.num_outputs, num_inputs))
@@ -76,11 +75,6 @@ def _weight_of(projection: Projection) -> torch.Tensor | None:
     return projection.weight if isinstance(projection, Dense) else None
 
 
-def _is_by_row(x: Any) -> bool:
-    shape = tuple(x.meta["val"].shape) if "val" in x.meta else ()
-    return len(shape) == 3 and int(shape[0]) == 1
-
-
 def _read_otherwise(graph: GraphModule) -> set[int]:
     """Ids of tensors that some operator reads which is neither a product nor an embedding, and of
     those of which a product is not by row.
@@ -94,6 +88,6 @@ def _read_otherwise(graph: GraphModule) -> set[int]:
             found.add(id(held))
     for node in graph.graph.find_nodes(op="call_function", target=project):
         weight = _weight_of(getattr(graph, node.args[1].target))
-        if weight is not None and not _is_by_row(node.args[0]):
+        if weight is not None and not has_rows(node.args[0]):
             found.add(id(weight))
     return found

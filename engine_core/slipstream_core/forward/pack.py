@@ -14,8 +14,6 @@ takes a matrix that was packed once, at load.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import GraphModule
 
@@ -27,6 +25,7 @@ from slipstream_core.forward.projection import (
     Packed,
     Projection,
     add_projection,
+    has_rows,
     num_readers,
     project,
 )
@@ -42,7 +41,7 @@ def pack(graph: GraphModule, kernels: Kernels) -> int:
     """Pack all matrices that qualify; returns the number of bytes packed."""
     readers, num_bytes = num_readers(graph, _storage), 0
     for node in graph.graph.find_nodes(op="call_function", target=project):
-        if not _is_rows(node.args[0]):
+        if not has_rows(node.args[0]):
             continue
         projection = projection_of(graph, node)
         matrices = [each for each in projection.tensors() if each.dim() > 1]
@@ -82,12 +81,6 @@ def pack(graph: GraphModule, kernels: Kernels) -> int:
             _give_up(graph, _storage(lookup.weight))
     graph.graph.eliminate_dead_code()
     return num_bytes
-
-
-def _is_rows(x: Any) -> bool:
-    """True if x is [1, rows, k]."""
-    shape = tuple(x.meta["val"].shape) if "val" in x.meta else ()
-    return len(shape) == 3 and int(shape[0]) == 1
 
 
 def _storage(tensor: torch.Tensor) -> int:

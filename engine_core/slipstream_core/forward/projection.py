@@ -259,6 +259,12 @@ def add_projection(graph: GraphModule, projection: nn.Module) -> Any:
     return graph.graph.get_attr(f"projection{num}")
 
 
+def has_rows(x: Any) -> bool:
+    """True if the node x is [1, rows, k], the input of a product that is computed row by row."""
+    shape = tuple(x.meta["val"].shape) if "val" in x.meta else ()
+    return len(shape) == 3 and int(shape[0]) == 1
+
+
 def joined(parts: Sequence[Dense]) -> Dense:
     """One projection to all outputs, in order; the parts become views of its matrix and bias."""
     bias = None

@@ -230,7 +230,6 @@ def check_ends(document: SchemaDocument) -> set[int]:
 # A conjunction of schemas. An element with True is a whole schema; with False it is what the schema
 # says beside its `$ref`, `allOf`, `anyOf` and `oneOf`, which are elements of their own by then.
 _Node = frozenset[tuple[int, bool]]
-_ANYTHING: _Node = frozenset()
 
 
 class _TooComplex(Exception):  # noqa: N818  (an outcome)

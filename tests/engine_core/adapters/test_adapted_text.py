@@ -4,6 +4,7 @@ adapters and of the base, and the same bits alone and among them.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,9 @@ def said(driven: Driven) -> list[tuple[list[int], list[float]]]:
     return [(each.token_ids, each.logprobs) for each in driven.outputs]
 
 
+@cache
 def expected_of(folder: Path, **sampling: Any) -> list[tuple[list[int], list[float]]]:
-    """Return what the model in `folder` says to each prompt."""
+    """Return what the model in `folder` says to each prompt, which several tests compare."""
     runner = open_runner(folder)
     try:
         return said(drive(runner, requests_of((-1,), **sampling), budget=512))
@@ -100,15 +102,19 @@ def assert_close(given: list[Any], expected: list[Any]) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Makes a model, its adapters, and the models that these are merged into."""
+    """Makes a model, its adapters, and the models that these are merged into; each once."""
+    made: dict[str, tuple[Path, list[Path], Any]] = {}
 
     def save(architecture: Any, loras: tuple[Lora, ...] = LORAS) -> tuple[Path, list[Path], Any]:
+        if (key := f"{architecture.name} {loras}") in made:
+            return made[key]
         folder = tmp_path_factory.mktemp("loras")
         base = folder / "base"
         tiny_models.save(architecture, base)
         paths = [save_lora(each, base, folder / f"lora{at}") for at, each in enumerate(loras)]
         merged = [save_merged(each, base, folder / f"merged{at}") for at, each in enumerate(loras)]
-        return base, paths, merged
+        made[key] = base, paths, merged
+        return made[key]
 
     return save
 
@@ -116,19 +122,19 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("architecture", named((QUICK | OTHERS) - HYBRIDS))
 def test_equals_merged_models_in_mixed_batches(architecture: Any, saved: Any) -> None:
     base, paths, merged = saved(architecture)
-    for sampling in ({}, {"temperature": 0.8, "seed": 5}):
-        by_place = [expected_of(folder, **sampling) for folder in (base, *merged)]
-        expected = [by_place[at][prompt] for prompt in range(3) for at in range(len(PLACES))]
-        runner = open_runner(base, {f"a{at}": path for at, path in enumerate(paths)})
-        try:
+    runner = open_runner(base, {f"a{at}": path for at, path in enumerate(paths)})
+    try:
+        for sampling in ({}, {"temperature": 0.8, "seed": 5}):
+            by_place = [expected_of(folder, **sampling) for folder in (base, *merged)]
+            expected = [by_place[at][prompt] for prompt in range(3) for at in range(len(PLACES))]
             for budget in BUDGETS:
                 assert_close(said(drive(runner, requests_of(**sampling), budget=budget)), expected)
             # preempted: recomputed from the prompt and its outputs
             tight = drive(runner, requests_of(**sampling), budget=64, num_blocks=60)
             assert tight.num_preemptions
             assert_close(said(tight), expected)
-        finally:
-            runner.close()
+    finally:
+        runner.close()
 
 
 @pytest.mark.parametrize("architecture", named(HYBRIDS | WITH_EXPERTS))

@@ -102,7 +102,16 @@ def test_a_source_that_does_not_compile_gives_none(
     assert list((tmp_path / "cache" / "slipstream" / "native").iterdir()) == []
 
 
+@pytest.fixture
+def short_source(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """In place of all kernels, which take seconds to compile."""
+    source = tmp_path_factory.mktemp("source") / "kernels.c"
+    source.write_text("int here(void) { return 1; }")
+    monkeypatch.setattr(c_library, "_SOURCES", (source,))
+
+
 @needs_compiler
+@pytest.mark.usefixtures("short_source")
 def test_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = c_library.library.__wrapped__()
@@ -114,6 +123,7 @@ def test_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.usefixtures("short_source")
 def test_nothing_is_loaded_that_others_may_write(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -144,6 +154,8 @@ def test_a_damaged_library_is_made_anew(
 ) -> None:
     """As a machine that loses its power, or a disk that is full, leaves it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # nothing is computed with it, and it is compiled twice
+    monkeypatch.setattr(c_library, "_FLAGS", (*c_library._FLAGS, "-O0"))
     made = c_library.library.__wrapped__()
     assert made is not None
     whole = made.read_bytes()
