@@ -62,6 +62,7 @@ class PossibleEnds(RowTable):
         """A stream is over. Idempotent."""
         if row < self.num_rows:
             self._by_any[row] = False
+            self._asked = NO_ROWS, False
         num_rows_of = self._num_rows_of
         for token_id in self._stop_ids.pop(row, _NO_IDS):
             num_rows_of[token_id] -= 1
