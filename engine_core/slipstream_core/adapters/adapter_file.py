@@ -2,6 +2,7 @@
 
 - Tensors are read from safetensors alone. Each file is read once: what is checked is what is hashed
   and used.
+- No call holds the GIL for long: a core reads adapters beside its loop.
 - A field of adapter_config.json that changes what an adapter computes, and is not known here, is
   refused by name; so is each tensor that is not a factor of a linear layer.
 - The scale of a layer is peft's: alpha / rank, or alpha / sqrt(rank) with `use_rslora`, where rank
@@ -23,8 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors import SafetensorError, safe_open
 
 from slipstream_core.adapters.adapter_error import AdapterError
 from slipstream_core.adapters.roots import Roots
@@ -121,8 +121,8 @@ def read_adapter(
         folder, TENSORS, _HEADER_BYTES + largest * _BYTES_OF_NUMBER, f"rank {max_rank}", roots
     )
     try:
-        tensors = load(tensor_bytes)
-    except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        tensors = _tensors(tensor_bytes)
+    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         said = str(error).partition("\n")[0][:200]
         raise AdapterError(f"{TENSORS}: cannot be read: {said}") from None
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
@@ -142,6 +142,20 @@ def read_adapter(
         _check_weight(layer, weight, sites.get(layer) if layer in factors else None)
     warning = "" if vocab_size is None else _unused(folder, vocab_size, roots)
     return Adapter(digest.digest(), factors, warning)
+
+
+def _tensors(data: bytes) -> dict[str, torch.Tensor]:
+    """The tensors of a file that has been read. Raises what safetensors raises.
+
+    Each is mapped, of a copy in memory: the library's `load` makes copies of all of them in one
+    call that holds the GIL, for 90 ms where they are 100 MB, and the engine's loop would wait.
+    """
+    with open(os.memfd_create(TENSORS, os.MFD_CLOEXEC), "wb", buffering=0) as memory:
+        left = memoryview(data)
+        while left:
+            left = left[memory.write(left) :]
+        with safe_open(f"/proc/self/fd/{memory.fileno()}", "pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no dict)
 
 
 def _unused(folder: Path, vocab_size: int, roots: Roots | None) -> str:
