@@ -326,7 +326,9 @@ class RawClient:
                     if it.is_aborted:
                         self._waiting.append(Abort(it.stream_id, handle))
             case Accepted():
-                self.streams[body.handle].accepted += 1
+                it = self.streams[body.handle]
+                it.accepted += 1
+                it.submit = structs.replace(it.submit, adapter_digest=body.adapter_digest)
                 self.streams[body.handle].prompt_len = len(u32(body.prompt_ids))
             case PromptLogprobs():
                 it = self.streams[body.handle]

@@ -312,7 +312,8 @@ def _ids_of_model(prediction_ids: bytes, card: ModelCard) -> bytes:
 
 def _with_adapter(spec: RequestSpec, submit: Submit, card: ModelCard) -> RequestSpec:
     """The spec with the digest of its adapter: of a stream that has begun, the one that it began
-    with; else that of the adapter as it is. Raises BadRequest for one that is not served.
+    with; else that of the adapter as it is, or of what it was when the stream was accepted, if the
+    name is gone. Raises BadRequest for one that is not served.
     """
     if not spec.adapter:
         return spec
@@ -320,6 +321,8 @@ def _with_adapter(spec: RequestSpec, submit: Submit, card: ModelCard) -> Request
     has_begun = bool(submit.output_ids or submit.num_tokens)
     if has_begun and spec.adapter_digest:
         return spec
+    if digest is None and submit.was_accepted and spec.adapter_digest:
+        return spec  # a core keeps what its streams have, without a name
     if digest is None:
         names = [each.name for each in card.adapters]
         allowed = one_of(names) if names else "none: no adapter is served"

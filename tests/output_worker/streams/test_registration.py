@@ -161,6 +161,9 @@ def test_a_stream_goes_on_with_the_adapter_that_it_began_with() -> None:
         assert accepted(7, admit).adapter_digest == expected
     with pytest.raises(BadRequest, match="got 'none', allowed: one of 'sql', 'tone'"):
         registered(adapter="none")
+    # one that was accepted is a core's to know: streams keep what has lost its name
+    gone = registered(adapter="none", adapter_digest=b"old", was_accepted=True)
+    assert gone.spec.adapter_digest == b"old"
 
 
 def test_an_error_that_names_the_adapters_fits_into_its_message() -> None:

@@ -4,6 +4,7 @@ what the merged model of the version that it began with says.
 
 from __future__ import annotations
 
+import random
 import shutil
 from functools import partial
 from pathlib import Path
@@ -352,3 +353,45 @@ def test_a_tokenizer_in_the_folder_is_told_of(make_stack: Any, saved: Path, lora
     refused = client.change("y", str(loras / "a1"))
     assert refused.fault is not None
     assert "'<new>' has the id 1000000, allowed: ids of the base" in refused.fault.message
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_changes_beside_kills_leave_each_stream_its_version(
+    make_stack: Any, saved: Path, loras: Path, expected: dict[str, Any], seed: int
+) -> None:
+    """Loads, reloads and unloads at random, beside deaths of core, worker and both."""
+    chance = random.Random(seed)
+    stack = open_stack(make_stack, saved / "base", loras)
+    client, served, running = stack.client(), dict[str, str](), list[tuple[Any, list[int]]]()
+    for _ in range(25):
+        what = chance.choice(("load", "load", "unload", "submit", "submit", "submit", "kill"))
+        name = chance.choice(("x", "y"))
+        if what == "load":
+            of = chance.choice(("a0", "a1"))
+            assert client.change(name, f"{loras}/{of}", load_inplace=True).fault is None
+            served[name] = of
+        elif what == "unload":
+            assert (client.change(name).fault is None) == (name in served)
+            served.pop(name, None)
+        elif what == "submit":
+            streams = submit(stack, name, client)
+            stack.until(lambda streams=streams: all(it.token_ids or it.is_over for it in streams))
+            if name in served:
+                running += zip(streams, expected[served[name]], strict=True)
+            else:
+                assert [it.fault.field for it in streams] == ["model"] * 2
+        else:
+            for killed in chance.choice((["core"], ["worker"], ["core", "worker"])):
+                getattr(stack, f"kill_{killed}")()
+            if stack.core is None:
+                stack.start_core()
+            if stack.worker is None:
+                stack.start_worker()
+        for _ in range(chance.randrange(12)):
+            stack.step()
+    assert sorted(names(stack)) == sorted(served)
+    stack.until(lambda: all(it.is_over for it, _ in running))
+    for it, whole in running:
+        assert it.fault is None
+        assert it.end.fault is None
+        assert it.token_ids == whole
