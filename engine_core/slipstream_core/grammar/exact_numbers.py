@@ -288,7 +288,7 @@ class _Writer:
         texts = dict.fromkeys(self._spelled(each) for each in fitting)
         if not texts:
             raise NotExact(self._within(schema))
-        return " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+        return " | ".join(map(_literal, texts))
 
     def _spelled(self, value: Any) -> str:
         if isinstance(value, float):
@@ -359,8 +359,8 @@ class _Writer:
         for name, inner in reversed(properties.items()):
             if inner is False and name not in required:
                 continue
-            literal = json.dumps(json.dumps(name, ensure_ascii=False), ensure_ascii=False)
-            one = f"{literal} {colon} {self.value(inner)}"
+            quoted = json.dumps(name, ensure_ascii=False)
+            one = f"{_literal(quoted)} {colon} {self.value(inner)}"
             is_required = name in required
             firsts = [f"{one} {rest}", *([] if is_required else firsts)]
             behind = f"{comma} {one}" if is_required else f"({comma} {one})?"
@@ -476,6 +476,11 @@ def _decimal(value: Any) -> Decimal | None:
     if not isinstance(value, int | float):
         raise ValueError("a bound is no number")
     return Decimal(repr(value))
+
+
+def _literal(text: str) -> str:
+    """A text as the grammar has it, whose lexer takes no DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _escaped(text: str) -> str:

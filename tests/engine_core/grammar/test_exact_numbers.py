@@ -148,6 +148,15 @@ CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
         [f'{{"id":{N},"next":{{"id":{N - 1}}}}}', "{}"],
     ),
     (
+        {
+            "type": "object",
+            "properties": {"\x7f": {"enum": [N, "\x7f"]}, "\t": {"type": "null"}},
+            "required": ["\x7f"],
+        },
+        [f'{{"\x7f":{N}}}', '{"\x7f":"\x7f","\\t":null}', f'{{"\x7f":{N},"a":1}}'],
+        [f'{{"\x7f":{N - 1}}}', f'{{"\x7f":{N},"\x7f":1}}', f'{{"\x7f":{N},"\\t":1}}'],
+    ),
+    (
         MIXED,
         [f'{{"a":{N},"b/":[true],"c":null,"d":1}}', '{"b/":[]}', '{"b/":[],"e":{"f":1}}'],
         [
