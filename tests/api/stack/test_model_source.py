@@ -76,6 +76,15 @@ def test_a_missing_gguf_file_is_no_hub_id(tmp_path, monkeypatch):
     assert "there is no file tiny.gguf" in refusal("model", "tiny.gguf")
 
 
+def test_an_adapter_is_no_model(tmp_path):
+    (tmp_path / "adapter_config.json").touch()
+    said = refusal("model", str(tmp_path))
+    assert said.endswith(
+        "has no config.json, but an adapter: give its base model, and it in lora_modules with "
+        "enable_lora"
+    )
+
+
 def test_a_typo_in_a_path_gets_the_nearest_name(tmp_path, monkeypatch):
     (tmp_path / "qwen3").mkdir()
     (tmp_path / "qwen3" / "config.json").touch()

@@ -25,6 +25,7 @@ RANDOM = "random:"
 _TOKENIZER = "tokenizer="
 _ANSWERS = "answers="
 _CONFIG = "config.json"
+_ADAPTER = "adapter_config.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _GGUF = ".gguf"
 _UNFOLDED = "weights-00001.gguf"  # what the core's program links to the file
@@ -130,6 +131,10 @@ def folder_or_hub_id(option: str, value: str, more: str = "") -> str:
         hub_id = "a hub id (NAME or ORGANISATION/NAME)"
         allowed = ", ".join(filter(None, (folder, file, hub_id, more)))
         lacks = f"; {path.absolute()} has no {_CONFIG}" if value and path.is_dir() else ""
+        if lacks and is_model and (path / _ADAPTER).is_file():
+            lacks += (
+                ", but an adapter: give its base model, and it in lora_modules with enable_lora"
+            )
         raise wrong_option(option, value, f"{allowed}{lacks or _nearest(path)}")
     return value
 
