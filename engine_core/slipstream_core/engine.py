@@ -211,7 +211,7 @@ class Engine(Generic[TurnT]):
         if plan.prompt is not None:  # before `complete` can end these rows
             rows = self._scheduler.prompt_rows_of(plan).tolist()
             self._manager.add_prompt_logprobs(rows, plan.prompt.starts.tolist(), result.prompt)
-        sampled = self._scheduler.complete(plan, result.token_ids, result.counts)
+        sampled = self._scheduler.complete(plan, result.token_ids, result.counts, result.undefined)
         self._note_started(now)
         if result.logprobs is not None and sampled.counts is not None:
             self._logprobs.append_several(

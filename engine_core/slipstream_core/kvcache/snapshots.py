@@ -105,6 +105,12 @@ class Snapshots:
         for digest in [each for each, snapshot in self._of.items() if snapshot in wrong]:
             self._free.append(self._of.pop(digest))
 
+    def forget_digests(self, digests: Iterable[bytes]) -> None:
+        """Drop those that are found by these. No step is being planned."""
+        for digest in digests:
+            if digest in self._of:
+                self._free.append(self._of.pop(digest))
+
     def reset(self) -> None:
         """Drop all. No step is being planned."""
         self.forget(range(self.num))

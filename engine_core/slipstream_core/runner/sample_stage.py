@@ -20,7 +20,7 @@ from slipstream_core.runner.decode_graphs import DecodeGraphs
 from slipstream_core.runner.readback import EndedStep, Prompts, deliver, wide
 from slipstream_core.sampling.logits_processors import LogitsProcessors
 from slipstream_core.sampling.logprobs import arrived, candidates
-from slipstream_core.sampling.sampler import sample
+from slipstream_core.sampling.sampler import sample, undefined_rows
 from slipstream_core.sampling.slice_sampling import SliceSampler
 from slipstream_core.sampling.whole_vocab_sampling import whole_vocab_sampler
 from slipstream_core.sharding.collectives import gather_over_ranks, ids_from_lead, share_of
@@ -141,19 +141,25 @@ class SampleStage:
             whole=self.whole,
             share=self.share,
         )
-        found = None if drafts is None else accepted(drafts, token_ids.numpy())
+        undefined = None  # on cards nothing looks for such rows
+        if self._copies is None and logits.device.type == "cpu":
+            undefined = undefined_rows(logits, token_ids)
+        found = None if drafts is None else accepted(drafts, token_ids.numpy(), undefined)
         if constraints is not None:
             self.logits_processors.sampled(token_ids, None if found is None else found.is_kept)
         slots = plan.slots[plan.samples]
         more = wide(logits, token_ids, plan, self._copies) if plan.any_wide else ()
         if drafts is None or found is None:
             self.last_token.index_copy_(0, self._to(slots), token_ids)
-            return deliver(self._copies, plan, token_ids, logprobs, more, prompt)
+            result = deliver(self._copies, plan, token_ids, logprobs, more, prompt)
+            if undefined is None or not isinstance(result, StepResult):
+                return result
+            return replace(result, undefined=undefined)
         lasts = found.places[np.cumsum(found.counts) - 1]
         self.last_token.index_copy_(0, self._to(slots[lasts]), token_ids[self._to(lasts)])
         result = deliver(None, plan, token_ids, logprobs, more, prompt)
         assert isinstance(result, StepResult)
-        return only_accepted(result, drafts, found)
+        return only_accepted(replace(result, undefined=undefined), drafts, found)
 
     def _chosen(self, plan: StepPlan, logits: torch.Tensor) -> Any:
         """Sample with the other ranks from slices [S, own], and store and deliver the ids."""

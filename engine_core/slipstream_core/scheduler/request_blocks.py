@@ -342,6 +342,21 @@ class RequestBlocks:
             self._cache.forget(blocks)
             self.snapshots.forget(snapshots)
 
+    def distrust(self, rows: Int64s) -> None:
+        """Drop the content of blocks and states that these running rows [n] have computed, all
+        different: others must not find it.
+        """
+        if self._cache is None:
+            return
+        for row, slot in zip(rows.tolist(), self._requests.slot[rows].tolist(), strict=True):
+            start = int(self._requests.num_shared[row]) // self._block_size
+            stop = max(start, int(self._num_registered[slot]))
+            self._cache.forget(self._slots.tables[slot, start:stop].copy())
+            self.snapshots.forget_digests(self._cache.digests(row, start, stop))
+            self._num_registered[slot] = self._slots.tables.shape[1]
+            if (mark := self.marks.take(slot)) is not None:
+                self.snapshots.give_back(mark.snapshot)
+
     def reset_prefix_cache(self) -> None:
         """Forget the content of every block. Running requests keep their blocks."""
         if self._cache is not None:

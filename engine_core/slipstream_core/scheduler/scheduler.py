@@ -35,6 +35,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from slipstream_core.drafting.drafter import Drafter, Drafts
 from slipstream_core.kvcache.snapshots import Snapshots
@@ -72,6 +73,10 @@ Int64s = npt.NDArray[np.int64]
 _UINT32 = np.dtype(np.uint32)  # a dtype saves numpy looking one up for the type
 _UNBOUNDED = np.iinfo(np.int64).max
 _NO_ROWS: Int64s = np.empty(0, np.int64)
+_UNDEFINED = (
+    "the model's logits behind {} tokens of the answer are not numbers (NaN or infinite): its "
+    "weights, or a data type too narrow for them, are at fault, not the request"
+)
 
 
 class Scheduler:
@@ -329,16 +334,24 @@ class Scheduler:
         return self._plan(decoding, chunks, drafts)
 
     def complete(
-        self, plan: StepPlan, token_ids: npt.NDArray[np.integer], counts: Int64s | None = None
+        self,
+        plan: StepPlan,
+        token_ids: npt.NDArray[np.integer],
+        counts: Int64s | None = None,
+        undefined: Int64s | None = None,
     ) -> Sampled:
         """Append what the oldest plan sampled to the histories of live requests.
 
-        `token_ids` and `counts` are as in StepResult. Of a row's tokens, those beyond its limit or
+        `token_ids`, `counts` and `undefined` are as in StepResult; requests whose logits were
+        undefined are removed, with a fault. Of a row's tokens, those beyond its limit or
         its room for log-probabilities are dropped, and those that lack the mask which they need.
         """
         record = self._in_flight.popleft()
         assert record.step == plan.step, f"step {plan.step} answered before {record.step}"
+        faults = () if undefined is None else self._give_up(record, undefined)
         sampled = self._take_in(plan, record, token_ids, counts)
+        if faults:
+            sampled = replace(sampled, faults=faults)
         if plan.draft_lens is not None:
             rows = sampled.rows.array
             slots = self._requests.slot[rows]
@@ -346,6 +359,23 @@ class Scheduler:
         if self._drafter is not None:
             self._drafter.observe(sampled.rows, sampled.token_ids, sampled.counts, self._tokens)
         return sampled
+
+    def _give_up(self, record: Launched, undefined: Int64s) -> tuple[tuple[int, Fault], ...]:
+        """Remove the requests among a step's sampled rows whose logits were not numbers, and what
+        they have left in the prefix cache; returns their faults.
+        """
+        rows = self._live(record.sampled.array[undefined], record.sampled_generations[undefined])
+        rows = rows[rows != NO_ROW]
+        if not len(rows):
+            return ()
+        self._end_batch()
+        nums = self._tokens.lengths(rows) - self._requests.prompt_len[rows]
+        self._blocks.distrust(rows[self._requests.slot[rows] != NO_SLOT])
+        self._remove(rows)
+        return tuple(
+            (row, Fault("engine", _UNDEFINED.format(num)))
+            for row, num in zip(rows.tolist(), nums.tolist(), strict=True)
+        )
 
     def _take_in(
         self,

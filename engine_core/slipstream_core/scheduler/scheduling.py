@@ -136,11 +136,15 @@ class Scheduling(Protocol[TurnT]):
         """The rows of a step's `prompt`, [P]; NO_ROW for those that ended."""
 
     def complete(
-        self, plan: TurnT, token_ids: npt.NDArray[np.integer], counts: Int64s | None = None
+        self,
+        plan: TurnT,
+        token_ids: npt.NDArray[np.integer],
+        counts: Int64s | None = None,
+        undefined: Int64s | None = None,
     ) -> Sampled:
         """Append what the oldest plan sampled to the histories of live requests.
 
-        `token_ids` and `counts` are as in StepResult.
+        `token_ids`, `counts` and `undefined` are as in StepResult.
         """
 
     def fail(self, plan: TurnT) -> Int64s:

@@ -115,12 +115,16 @@ def _at_places(
     )
 
 
-def accepted(step: Unfolded, token_ids: Int64s) -> Accepted:
-    """The longest right beginning of each row's drafts; token_ids: [V] as sampled."""
+def accepted(step: Unfolded, token_ids: Int64s, undefined: Int64s | None = None) -> Accepted:
+    """The longest right beginning of each row's drafts; token_ids: [V] as sampled. It ends in front
+    of `undefined` places, where nothing was.
+    """
     num_places = step.num_places
     firsts = np.cumsum(num_places) - num_places
     is_wrong = np.zeros(len(token_ids), np.bool_)  # of a row's first place it says nothing
     is_wrong[1:] = step.inputs[1:] != token_ids[:-1]
+    if undefined is not None:
+        is_wrong[undefined] = True
     wrong = np.cumsum(is_wrong)  # up to each place
     is_kept = wrong == np.repeat(wrong[firsts], num_places)
     counts = np.add.reduceat(is_kept.astype(np.int64), firsts)
@@ -134,12 +138,17 @@ def only_accepted(result: StepResult, step: Unfolded, found: Accepted) -> StepRe
         at = found.places
         logprobs = Logprobs(logprobs.values[at], logprobs.ids[at], logprobs.ranks[at])
     kept = {place: number for number, place in enumerate(found.places.tolist())}
+    undefined = result.undefined
+    if undefined is not None:  # as a place behind drafts it is not accepted
+        num_places = step.num_places
+        undefined = np.flatnonzero(np.isin(np.cumsum(num_places) - num_places, undefined))
     wide = ((kept[place], each) for place, each in result.wide if place in kept)
     return replaced(
         result,
         token_ids=result.token_ids[found.places],
         logprobs=logprobs,
         wide=tuple(wide),
+        undefined=undefined if undefined is not None and len(undefined) else None,
         counts=found.counts,
         draft_lens=step.num_places - 1,
     )

@@ -262,6 +262,9 @@ class StepResult:
     prompt: tuple[Candidates, ...] = ()  # of the P rows of the plan's `prompt`
     counts: Int64s | None = None  # [S] tokens of each row, at least one; None: one each
     draft_lens: Int64s | None = None  # [S] drafts that were computed for each row; None: none
+    # indices [U] among the S sampled rows: their logits were NaN or infinite, so that their tokens
+    # are made up; None: there are none, or the device does not look
+    undefined: Int64s | None = None
 
 
 class LoadedAdapter(Protocol):

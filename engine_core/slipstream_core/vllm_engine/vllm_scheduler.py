@@ -214,9 +214,17 @@ class VllmScheduler:
         return np.array([self._row_of.get(each, NO_ROW) for each in ids], np.int64)
 
     def complete(
-        self, plan: VllmTurn, token_ids: npt.NDArray[np.integer], counts: Int64s | None = None
+        self,
+        plan: VllmTurn,
+        token_ids: npt.NDArray[np.integer],
+        counts: Int64s | None = None,
+        undefined: Int64s | None = None,
     ) -> Sampled:
-        """Append a turn's tokens to the histories of the requests that are still here."""
+        """Append a turn's tokens to the histories of the requests that are still here.
+
+        undefined: None, as vLLM names no rows whose logits are not numbers.
+        """
+        assert undefined is None
         self._num_in_flight -= 1
         for request_id, num_cached in plan.cached:
             self._start(request_id, num_cached)

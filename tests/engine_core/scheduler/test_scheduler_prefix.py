@@ -556,6 +556,39 @@ def test_a_reset_forgets_what_is_free_and_what_is_held() -> None:
     harness.finish()
 
 
+@pytest.mark.parametrize("more", [{}, {"has_states": True, "num_snapshots": 9}])
+def test_who_has_no_numbers_leaves_nothing_for_others(more: dict[str, Any]) -> None:
+    harness = Harness(max_model_len=256, num_blocks=90, max_num_batched_tokens=256, **more)
+    harness.add(PROMPT, 1)  # its blocks are right
+    harness.run()
+    used = harness.scheduler.snapshots.num_used
+    row = harness.add([*PROMPT, 1, 1, 1, 1, 1, 1], 90)
+    other = harness.add([4, *PROMPT], 90)
+    harness.run(70, ahead=1)
+    had = list(harness.streams[row].ids)
+    harness.launch()
+    plan, _, token_ids, _ = harness.launched.popleft()
+    assert harness.scheduler.rows_of(plan).tolist() == [row, other]
+    ids = np.array([4, token_ids[1]], np.int64)
+    sampled = harness.scheduler.complete(plan, ids, None, np.array([0]))
+    assert sampled.rows.tolist() == [other]
+    assert sampled.index.tolist() == [1]
+    [(at_fault, fault)] = sampled.faults
+    assert (at_fault, fault.code) == (row, "engine")
+    assert f"behind {len(had) - 20} tokens of the answer" in fault.message
+    harness.streams[other].ids.append(token_ids[1])
+    assert harness.log.read(row, 0, harness.log.length(row)).tolist() == had
+    harness.forget(row)
+    assert harness.collect() == [other]
+    harness.check()
+    assert harness.scheduler.snapshots.num_used <= used + 3  # the other's
+    hits = harness.scheduler.prefix_cache_hits
+    harness.add(had, 1)
+    harness.run()
+    assert harness.scheduler.prefix_cache_hits == hits + 12  # of the first request
+    harness.finish()
+
+
 def test_the_tail_goes_first_when_room_is_needed() -> None:
     harness = Harness(num_blocks=8, max_model_len=28)
     harness.add(PROMPT[:13], 1)  # four blocks, three of them full

@@ -105,14 +105,20 @@ def test_each_token_of_a_row_with_drafts_is_a_row(plan: StepPlan) -> None:
 def test_the_longest_right_beginning_is_accepted(plan: StepPlan, data: st.DataObject) -> None:
     step, num = unfold(plan), int((1 + plan.draft_lens[plan.samples]).sum())
     ids = np.array(data.draw(st.lists(st.integers(0, 2), min_size=num, max_size=num)), np.int64)
-    found = accepted(step, ids)
+    undefined = np.array(sorted(data.draw(st.sets(st.integers(0, num - 1)))), np.int64)
+    found = accepted(step, ids, undefined if len(undefined) else None)
     places, counts, at = [], [], 0
+    of_rows = []  # whose first place is undefined
     tokens = np.split(plan.token_ids, np.cumsum(plan.query_lens)[:-1])
     for row in np.flatnonzero(plan.samples).tolist():
         drafts = tokens[row][1:].tolist() if plan.draft_lens[row] else []
         right = 0
         while right < len(drafts) and drafts[right] == ids[at + right]:
+            if at + right + 1 in undefined:
+                break
             right += 1
+        if at in undefined:
+            of_rows.append(len(counts))
         counts.append(1 + right)
         places += range(at, at + 1 + right)
         at += 1 + len(drafts)
@@ -123,7 +129,10 @@ def test_the_longest_right_beginning_is_accepted(plan: StepPlan, data: st.DataOb
         np.arange(2 * num, dtype=np.uint32).reshape(num, 2),
         np.arange(num, dtype=np.uint32),
     )
-    result = only_accepted(StepResult(5, ids, logprobs), step, found)
+    whole = StepResult(5, ids, logprobs, undefined=undefined if len(undefined) else None)
+    result = only_accepted(whole, step, found)
+    assert ([] if result.undefined is None else result.undefined.tolist()) == of_rows
+    assert result.undefined is None or of_rows
     assert result.logprobs is not None
     assert result.counts is found.counts
     assert result.draft_lens is not None
