@@ -44,7 +44,7 @@ from slipstream_core.workers.crash_note_writer import CrashNote, Succession, beg
 from slipstream_core.workers.handler import WorkerHandler
 from slipstream_core.workers.kept_answers import KeptAnswersByWorker
 from slipstream_core.workers.pending import PendingAdmissions
-from slipstream_core.workers.sender import CoreAcceptor, WorkerSender
+from slipstream_core.workers.sender import CoreAcceptor
 from slipstream_core.workers.stream_store import CoreStreamStore
 from slipstream_core.workers.streams import StreamManager
 from slipstream_ipc.crash_note import read_note
@@ -200,7 +200,7 @@ def assemble_core(
     address cannot be bound.
     """
     info = runner.info
-    store, senders = CoreStreamStore(), dict[bytes, WorkerSender]()
+    store = CoreStreamStore()
     logprob_budget = LogprobBudget(int(config.logprobs_gib * 2**30))
     grammars = GrammarBitmasks(store.tokens, info.vocab_size)
     scheduler = engine_of(config).scheduler(config, runner, store.tokens, logprob_budget, grammars)
@@ -258,7 +258,6 @@ def assemble_core(
     manager = StreamManager(
         scheduler,
         store,
-        senders,
         grammars=grammars,
         logprob_budget=logprob_budget,
         counters=counters,
@@ -269,8 +268,6 @@ def assemble_core(
         card,
         scheduler,
         manager,
-        store,
-        senders,
         admission=Admission(
             card,
             fits=lambda num_tokens: -(-num_tokens // info.block_size) < runner.num_blocks,

@@ -35,7 +35,6 @@ from slipstream_core.workers.crash_note_writer import Succession
 from slipstream_core.workers.kept_answers import KeptAnswersByWorker
 from slipstream_core.workers.pending import PendingAdmissions
 from slipstream_core.workers.sender import CoreAcceptor, Receipt, WorkerSender
-from slipstream_core.workers.stream_store import CoreStreamStore
 from slipstream_core.workers.stream_table import CoreStream
 from slipstream_core.workers.streams import StreamManager
 from slipstream_ipc.columns import check_report, pack_u32, u32, u64
@@ -88,8 +87,6 @@ class WorkerHandler:
         card: ModelCard,
         scheduler: Scheduling[Any],
         manager: StreamManager,
-        store: CoreStreamStore,
-        senders: dict[bytes, WorkerSender],
         *,
         admission: Admission,
         pending: PendingAdmissions,
@@ -101,9 +98,9 @@ class WorkerHandler:
         self._card = card
         self._scheduler = scheduler
         self._manager = manager
-        self._store = store
-        self._streams, self._cursors = store.table, store.cursors
-        self._senders = senders  # by identity of the worker
+        self._store = manager.store
+        self._streams, self._cursors = manager.store.table, manager.store.cursors
+        self._senders = manager.senders  # by identity of the worker
         self._admission = admission
         self._pending = pending
         self._changes = changes

@@ -59,16 +59,16 @@ class StreamManager:
         self,
         scheduler: Scheduling[Any],
         store: CoreStreamStore,
-        senders: dict[bytes, WorkerSender],
         *,
         grammars: GrammarBitmasks,
         logprob_budget: LogprobBudget,
         counters: EngineCounters,
         adapters: Adapters,
     ) -> None:
+        self.store = store
+        self.senders: dict[bytes, WorkerSender] = {}  # by identity of the worker
         self._scheduler = scheduler
         self._streams = store.table
-        self._senders = senders  # by identity of the worker
         self._tokens, self._logprobs = store.tokens, store.logprobs
         self._possible_ends = store.possible_ends
         self._prompts = PromptLogprobLog()
@@ -147,14 +147,14 @@ class StreamManager:
         admitted = Admitted(
             admit.stream_id, stream.row, num_cached, admit.begun.moves, admit.derived.left_out
         )
-        self._senders[stream.worker].enqueue(admitted)
+        self.senders[stream.worker].enqueue(admitted)
 
     def send_times(self, stream: CoreStream) -> None:
         """Send when a traced stream began, if it has."""
         if stream.first_token_at:
             stream_id = stream.registration.stream_id
             times = FirstToken(stream_id, stream.scheduled_at, stream.first_token_at)
-            self._senders[stream.worker].enqueue(times)
+            self.senders[stream.worker].enqueue(times)
 
     def _note_first_tokens(self, rows: RowSet) -> None:
         now = time.monotonic()
@@ -175,12 +175,12 @@ class StreamManager:
     def send_from(self, stream: CoreStream, position: int) -> None:
         """Send the stream's worker everything from `position` of its history on."""
         wants_logprobs = stream.registration.spec.params.logprobs is not None
-        self._senders[stream.worker].open(stream.row, position, logprobs=wants_logprobs)
+        self.senders[stream.worker].open(stream.row, position, logprobs=wants_logprobs)
         self._scheduler.acks_moved_back()
 
     def send_prompt_logprobs(self, stream: CoreStream) -> None:
         """Send the prompt's log-probabilities, if all are computed, ahead of any token."""
-        sender = self._senders[stream.worker]
+        sender = self.senders[stream.worker]
         admit = stream.registration
         for start, columns in self._prompts.pieces(stream.row):
             piece = ComputedPromptLogprobs(admit.stream_id, start, columns, admit.begun.moves)
@@ -202,12 +202,12 @@ class StreamManager:
             self._note_first_tokens(rows)
         if self._counters.awaits_first_tokens:
             self._counters.tokens_came(rows.tolist(), time.monotonic())
-        if len(self._senders) == 1:
-            for sender in self._senders.values():
+        if len(self.senders) == 1:
+            for sender in self.senders.values():
                 sender.mark_dirty(rows)
             return
         for worker, own in self._streams.divided(rows):
-            self._senders[worker].mark_dirty(own)
+            self.senders[worker].mark_dirty(own)
 
     def labels(self, rows: Sequence[int]) -> list[str]:
         """The clients' names for the streams of these rows, which logs show as request ids."""
@@ -230,7 +230,7 @@ class StreamManager:
         refused = AdmissionRefused(
             stream.registration.stream_id, fault, stream.registration.begun.moves
         )
-        self._senders[stream.worker].close_with(stream.row, refused)
+        self.senders[stream.worker].close_with(stream.row, refused)
 
     def end(self, stream: CoreStream, end: End) -> None:
         """End a stream for a reason that its tokens do not imply."""
@@ -242,7 +242,7 @@ class StreamManager:
         """Compute and send nothing more of a stream. Idempotent."""
         if not stream.is_over:
             self._compute_no_more(stream)
-            self._senders[stream.worker].close(stream.row)
+            self.senders[stream.worker].close(stream.row)
 
     def _compute_no_more(self, stream: CoreStream) -> None:
         stream.is_over = True
@@ -260,7 +260,7 @@ class StreamManager:
     def forget(self, stream: CoreStream) -> None:
         """Drop everything kept of a stream; its row can be reused."""
         self.stop(stream)
-        self._senders[stream.worker].close(stream.row)
+        self.senders[stream.worker].close(stream.row)
         self._tokens.drop(stream.row)
         self._logprobs.drop(stream.row)
         self._prompts.drop(stream.row)
