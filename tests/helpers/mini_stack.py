@@ -37,6 +37,7 @@ from slipstream_ipc.messages import (
     EventKind,
     Fault,
     Goodbye,
+    KnowsAdapters,
     Load,
     Located,
     OtherAnswer,
@@ -183,6 +184,7 @@ class RawClient:
         self.loads: list[Load] = []
         self.changed: dict[int, AdapterChanged] = {}
         self.served: list[Adapters] = []
+        self.tells_what_it_knows = True
         self._changes: dict[int, ChangeAdapter] = {}  # not answered yet
         self.welcome: Welcome | None = None  # the latest
         self._recalls: dict[int, Recall] = {}  # not answered yet
@@ -312,7 +314,7 @@ class RawClient:
         match body:
             case Welcome():
                 self.welcome = body
-                again = Resume | Recall | ChangeAdapter
+                again = Resume | Recall | ChangeAdapter | KnowsAdapters
                 self._waiting = [b for b in self._waiting if not isinstance(b, again)]
                 self._waiting += self._recalls.values()
                 self._waiting += self._changes.values()
@@ -358,6 +360,8 @@ class RawClient:
                 self.changed[body.number] = body
             case Adapters():
                 self.served.append(body)
+                if self.tells_what_it_knows:
+                    self._waiting.append(KnowsAdapters(body.number))
             case other:
                 raise AssertionError(f"unexpected {other}")
 

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from slipstream_core.scheduler.scheduling import Scheduling
-from slipstream_core.workers.adapter_changes import AdapterChanges, with_number
+from slipstream_core.workers.adapter_changes import AdapterChanges, DoneChange, with_number
 from slipstream_core.workers.admission import Admission, WaitingLoad, has_other_adapter, is_same
 from slipstream_core.workers.crash_note_writer import Succession
 from slipstream_core.workers.kept_answers import KeptAnswersByWorker
@@ -45,6 +45,7 @@ from slipstream_ipc.messages import (
     AdapterChange,
     AdmissionRefused,
     Admit,
+    AreAdaptersKnown,
     DropKept,
     End,
     Fault,
@@ -76,6 +77,7 @@ Int64s = npt.NDArray[np.int64]
 
 _MAX_FORGOTTEN = 2**14  # ids that outlive their worker, about 1 MB
 _FORGOTTEN_PER_MESSAGE = 4096
+_TELLS_WITHIN_S = 1.0  # how long the answer to a change waits for clients that do not say a word
 
 
 class WorkerHandler:
@@ -105,6 +107,9 @@ class WorkerHandler:
         self._pending = pending
         self._changes = changes
         self._adapters = changes.adapters
+        self._num_changes = 0
+        self._unaware = set[bytes]()  # workers that have not said that the last change is known
+        self._untold: deque[tuple[float, DoneChange]] = deque()  # answered by then at the latest
         self._held = held
         self._succession = succession
         self._note = succession.note
@@ -174,6 +179,8 @@ class WorkerHandler:
             self._acceptor.acknowledge()
         if self._changes.has_jobs:
             self._finish_changes(now)
+        if self._untold:
+            self._answer_changes(now)
         if not self._pending.has_any:
             return
         for ready in self._pending.ready():
@@ -188,9 +195,20 @@ class WorkerHandler:
         """Tell all workers of the adapters that have changed, then those that asked."""
         for done in self._changes.take_done(now):
             if done.has_changed:
+                self._num_changes += 1
                 self._card = replace(self._card, adapters=self._adapters.served)
-                for sender in self._senders.values():
-                    sender.enqueue(ServedAdapters(self._card.adapters))
+                for worker, sender in self._senders.items():
+                    if sender.is_attached:
+                        self._unaware.add(worker)
+                        sender.enqueue(ServedAdapters(self._card.adapters, self._num_changes))
+            self._untold.append((now + _TELLS_WITHIN_S, done))
+
+    def _answer_changes(self, now: float) -> None:
+        """Answer changes once all workers and their clients know of them, or some do not say so."""
+        away = [it for it in self._unaware if not self._senders[it].is_attached]
+        self._unaware.difference_update(away)
+        while self._untold and (not self._unaware or now >= self._untold[0][0]):
+            _, done = self._untold.popleft()
             for worker, number in done.askers.items():
                 self._senders[worker].enqueue(with_number(done.outcome, number))
 
@@ -278,6 +296,9 @@ class WorkerHandler:
             case DropKept():
                 self._held.drop(session.identity, body.stream_ids)
                 self._settle(session.identity, body.stream_ids)
+            case AreAdaptersKnown():
+                if body.number == self._num_changes:
+                    self._unaware.discard(session.identity)
             case AdapterChange():
                 outcome = self._changes.ask(session.identity, body)
                 if outcome is not None:
@@ -334,6 +355,7 @@ class WorkerHandler:
             )
             self._senders[session.identity] = sender
         self._pending.drop_of(session.identity)
+        self._unaware.discard(session.identity)  # its Welcome has them
         owned = self._streams.of_worker(session.identity)
         sender.attach(session, [stream.row for stream in owned])
         self._acceptor.welcome(session, self._card)

@@ -22,8 +22,10 @@ from slipstream_ipc.messages.adapters import (
     AdapterChanged,
     AdapterOutcome,
     Adapters,
+    AreAdaptersKnown,
     ChangeAdapter,
     ChangeFault,
+    KnowsAdapters,
     ServedAdapters,
 )
 from slipstream_ipc.messages.answer import (
@@ -231,6 +233,7 @@ __all__ = [
     "AnswerEvent",
     "AnswerOptions",
     "AnswerSettings",
+    "AreAdaptersKnown",
     "AskedOptions",
     "AttachRefused",
     "Begun",
@@ -274,6 +277,7 @@ __all__ = [
     "KeptAnswer",
     "KeptEntry",
     "KeptIds",
+    "KnowsAdapters",
     "LeftOut",
     "Load",
     "Locate",

@@ -60,10 +60,18 @@ class AdapterChanged(Struct, array_like=True, frozen=True, tag=tags.ADAPTER_CHAN
 
 class Adapters(Struct, array_like=True, frozen=True, tag=tags.ADAPTERS):
     """The adapters that are served from now on, in place of those of the model's card. Sent to
-    clients whose Hello wants it, on every change.
+    clients whose Hello wants it, on every change, and answered by KnowsAdapters. number: of the
+    change.
     """
 
     adapters: AdapterRefs
+    number: Count = 0
+
+
+class KnowsAdapters(Struct, array_like=True, frozen=True, tag=tags.KNOWS_ADAPTERS):
+    """The client has taken in the Adapters of this number. A change is answered once all know."""
+
+    number: Count
 
 
 class AdapterChange(Struct, array_like=True, frozen=True, tag=tags.ADAPTER_CHANGE):
@@ -87,6 +95,15 @@ class AdapterOutcome(Struct, array_like=True, frozen=True, tag=tags.ADAPTER_OUTC
 
 
 class ServedAdapters(Struct, array_like=True, frozen=True, tag=tags.SERVED_ADAPTERS):
-    """The adapters that a core serves from now on, in place of those in its Welcome."""
+    """The adapters that a core serves from now on, in place of those in its Welcome. number: of
+    the change.
+    """
 
     adapters: AdapterRefs
+    number: Count = 0
+
+
+class AreAdaptersKnown(Struct, array_like=True, frozen=True, tag=tags.ARE_ADAPTERS_KNOWN):
+    """The worker and its clients have taken in the ServedAdapters of this number."""
+
+    number: Count

@@ -7,7 +7,12 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from slipstream_ipc.messages import tags
-from slipstream_ipc.messages.adapters import AdapterChanged, Adapters, ChangeAdapter
+from slipstream_ipc.messages.adapters import (
+    AdapterChanged,
+    Adapters,
+    ChangeAdapter,
+    KnowsAdapters,
+)
 from slipstream_ipc.messages.answer import AnswerEvent
 from slipstream_ipc.messages.fields import (
     MAX_CANCELLED,
@@ -233,6 +238,7 @@ ClientToWorker = (
     | Locate
     | Inspect
     | ChangeAdapter
+    | KnowsAdapters
 )
 WorkerToClient = (
     Welcome

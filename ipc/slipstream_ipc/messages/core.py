@@ -7,7 +7,12 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from slipstream_ipc.messages import tags
-from slipstream_ipc.messages.adapters import AdapterChange, AdapterOutcome, ServedAdapters
+from slipstream_ipc.messages.adapters import (
+    AdapterChange,
+    AdapterOutcome,
+    AreAdaptersKnown,
+    ServedAdapters,
+)
 from slipstream_ipc.messages.answer import AnswerSettings, ReasoningIds
 from slipstream_ipc.messages.fields import (
     I64,
@@ -303,6 +308,7 @@ WorkerToCore = (
     | DropKept
     | KeptIds
     | AdapterChange
+    | AreAdaptersKnown
 )
 CoreToWorker = (
     Welcome

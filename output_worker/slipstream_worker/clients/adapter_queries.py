@@ -15,6 +15,7 @@ from slipstream_ipc.messages import (
     AdapterOutcome,
     AdapterRef,
     Adapters,
+    AreAdaptersKnown,
     ChangeAdapter,
     Fault,
 )
@@ -32,6 +33,9 @@ class AdapterQueries:
         self._readers = readers
         self._waiting: dict[int, tuple[bytes, ChangeAdapter]] = {}  # with their clients
         self._num_asked = 0
+        self._number = 0  # of the last change
+        # clients that have not said that they know of it; None: the core is told, or does not ask
+        self._unaware: set[bytes] | None = None
 
     def ask(self, client: bytes, change: ChangeAdapter, *, has_own_key: bool) -> None:
         """A client asks for a change."""
@@ -50,6 +54,7 @@ class AdapterQueries:
 
     def attached(self) -> None:
         """Another attach to the core begins: ask again."""
+        self._unaware = None
         for number, (_, change) in self._waiting.items():
             self._send(number, change)
 
@@ -68,15 +73,39 @@ class AdapterQueries:
             )
 
     def withdraw(self, client: bytes) -> None:
-        """Answer a client no more: it asks again, or has left."""
+        """Answer a client no more: it asks again, or has left. Its Welcome tells it of changes."""
+        if self._unaware is not None:
+            self._unaware.discard(client)
         for number in [number for number, (its, _) in self._waiting.items() if its == client]:
             del self._waiting[number]
 
-    def tell(self, served: tuple[AdapterRef, ...]) -> None:
-        """Tell the clients that want to know what is served from now on."""
+    def tell(self, served: tuple[AdapterRef, ...], number: int | None = None) -> None:
+        """Tell the clients that want to know what is served from now on. number: of the change, of
+        which the core is told when they know; None: it is not waiting.
+        """
+        told = set()
+        self._number = self._number if number is None else number
         for port in self._readers.ports:
             if port.session.is_open and port.session.wants & WANTS_ADAPTERS:
-                port.enqueue(Adapters(served))
+                port.enqueue(Adapters(served, self._number))
+                told.add(port.session.identity)
+        self._unaware = None if number is None else told
+
+    def known(self, client: bytes, number: int) -> None:
+        """A client knows of the change of this number."""
+        if self._unaware is not None and number == self._number:
+            self._unaware.discard(client)
+
+    def flush(self) -> None:
+        """Tell the core that all know of the last change, once. Call it in each turn."""
+        if self._unaware is not None and not any(map(self._readers.is_here, self._unaware)):
+            self._unaware = None
+            self._core.enqueue(AreAdaptersKnown(self._number))
+
+    @property
+    def has_to_tell(self) -> bool:
+        """True if `flush` may have something to do."""
+        return self._unaware is not None
 
     def _send(self, number: int, asked: ChangeAdapter) -> None:
         change = AdapterChange(number, asked.operation, asked.name, asked.path, asked.load_inplace)

@@ -28,6 +28,7 @@ from slipstream_ipc.messages import (
     Goodbye,
     Hello,
     Inspect,
+    KnowsAdapters,
     Locate,
     Located,
     ModelCard,
@@ -157,6 +158,8 @@ class ClientMessages:
             case ChangeAdapter():
                 has_own_key = bool(session.public_key)
                 self._adapters.ask(session.identity, body, has_own_key=has_own_key)
+            case KnowsAdapters():
+                self._adapters.known(session.identity, body.number)
             case Recall():
                 self._recalls.add(session, body)
             case Goodbye():
@@ -187,11 +190,12 @@ class ClientMessages:
     @property
     def has_waiting(self) -> bool:
         """True if `flush` has anything to do."""
-        return len(self._recalls) > 0
+        return len(self._recalls) > 0 or self._adapters.has_to_tell
 
     def flush(self) -> None:
-        """Answer Recalls. Call it in each turn, behind `handle`."""
+        """Answer Recalls, and say what all clients know. Call it in each turn, behind `handle`."""
         self._recalls.flush()
+        self._adapters.flush()
 
     def beat(self) -> None:
         """Drop queries of clients that have gone. Call it regularly."""

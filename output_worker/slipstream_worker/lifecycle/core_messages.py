@@ -22,7 +22,6 @@ from slipstream_ipc.formats.table import stop_token_ids
 from slipstream_ipc.history.token_log import history_digest
 from slipstream_ipc.messages import (
     AdapterOutcome,
-    AdapterRef,
     AdmissionRefused,
     Admitted,
     AttachRefused,
@@ -170,7 +169,7 @@ class CoreMessages:
                 if stream is not None and stream.trace is not None:
                     stream.trace.note_first_token(message)
             case ServedAdapters():
-                self._serve_adapters(message.adapters)
+                self._serve_adapters(message)
             case AdapterOutcome():
                 self._adapters.answered(message)
             case SyncDone():
@@ -224,11 +223,11 @@ class CoreMessages:
                 )
             )
 
-    def _serve_adapters(self, served: tuple[AdapterRef, ...]) -> None:
+    def _serve_adapters(self, served: ServedAdapters) -> None:
         """Requests find these from now on."""
         if self.card is not None:
-            self.card = structs.replace(self.card, adapters=served)
-        self._adapters.tell(served)
+            self.card = structs.replace(self.card, adapters=served.adapters)
+        self._adapters.tell(served.adapters, served.number)
 
     def _registered(self, message: Registered) -> None:
         """A stream that an earlier worker registered."""

@@ -93,6 +93,17 @@ def test_bodies_and_answers_are_vllms(stack: Stack, root: Path) -> None:
     assert answered(stack, "/v1/completions", completion)[0] == 404
 
 
+def test_each_front_serves_what_another_has_loaded(stack: Stack, root: Path) -> None:
+    """At once: each request here has a connection of its own, so either front gets it."""
+    body = {"lora_name": "x", "lora_path": str(root / "tone")}
+    for _ in range(10):
+        assert answered(stack, LOAD, body)[0] == 200
+        completion = {"prompt": PROMPT, "model": "x", "max_tokens": 1}
+        assert {answered(stack, "/v1/completions", completion)[0] for _ in range(3)} == {200}
+        assert answered(stack, UNLOAD, {"lora_name": "x"})[0] == 200
+        assert {answered(stack, "/v1/completions", completion)[0] for _ in range(3)} == {404}
+
+
 def test_what_is_wrong_has_its_status(stack: Stack, root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "tone", tmp_path / "tone")
     for body, status, says in (

@@ -16,6 +16,7 @@ from tests.helpers.loras import ALL_LINEAR, Lora, save_lora, save_merged
 
 from slipstream_core.config import LoraConfig
 from slipstream_ipc.messages import WANTS_ADAPTERS, AdapterChanged
+from slipstream_ipc.worker_deal import worker_address
 from slipstream_lab.models import tiny_models
 
 LORAS = (Lora(ALL_LINEAR, 8, 16, seed=1), Lora(("q_proj", "v_proj"), 16, 32, seed=2))
@@ -45,13 +46,21 @@ def loras(saved: Path, tmp_path: Path) -> Path:
     return root
 
 
-def open_stack(make_stack: Any, model: Path, loras: Path | None = None, **options: Any) -> Any:
+def open_stack(
+    make_stack: Any,
+    model: Path,
+    loras: Path | None = None,
+    num_workers: int | None = None,
+    **options: Any,
+) -> Any:
     torch.set_num_threads(1)
-    lora, own = None, {}
+    lora, own = None, dict[str, Any]()
     if loras is not None:
         given = {"is_updatable": True, "roots": (str(loras),), "max_loras": 4, **options}
         lora = LoraConfig(max_rank=16, **given)
         own = {"runtime_dir": str(loras.parent / "stack")}
+    if num_workers is not None:
+        own["num_workers"] = num_workers
     return make_stack(
         model=str(model),
         device="cpu",
@@ -124,7 +133,6 @@ def test_what_is_loaded_is_the_merged_model(
     assert client.change("x", str(loras / "a0")) == AdapterChanged(0)
     assert said(stack, "x") == expected["a0"]
     for each in (client, other):
-        stack.until(lambda each=each: bool(each.served))
         assert [(it.name, it.path) for it in each.served[-1].adapters] == [("x", f"{loras}/a0")]
     assert not silent.served
     running = submit(stack, "x")
@@ -137,6 +145,29 @@ def test_what_is_loaded_is_the_merged_model(
     assert [it.fault.field for it in late] == ["model"] * 2
     assert said(stack, "") == expected[""]
     assert client.served[-1].adapters == ()
+
+
+def test_what_is_answered_is_known_to_all(make_stack: Any, saved: Path, loras: Path) -> None:
+    """To other workers and their clients: none of them refuses a name that has been loaded."""
+    stack = open_stack(make_stack, saved / "base", loras, num_workers=2)
+    addresses = [worker_address(stack.client_address, at) for at in (0, 1)]
+    clients = [stack.client(address, wants=WANTS_ADAPTERS) for address in addresses * 2]
+    stack.until(lambda: all(each.welcome is not None for each in clients))
+    for at, each in enumerate(clients):
+        assert each.change(f"x{at}", str(loras / "a0")).fault is None
+        served = [f"x{number}" for number in range(at + 1)]
+        for worker in stack.workers:
+            assert [it.name for it in worker.card.adapters] == served
+        for other in clients:
+            assert [it.name for it in other.served[-1].adapters] == served
+    # one that does not say so, and one that has gone, hold it up for a second at most
+    clients[1].tells_what_it_knows = False
+    assert clients[0].change("x0").fault is None
+    stack.kill(1)
+    assert clients[0].change("x1").fault is None
+    stack.start(1)
+    assert clients[2].change("x2").fault is None
+    stack.until(lambda: names(stack) == ["x3"])
 
 
 def test_a_name_that_is_loaded_anew_says_what_is_new(

@@ -61,6 +61,7 @@ from slipstream_ipc.messages import (
     Fault,
     Goodbye,
     Inspected,
+    KnowsAdapters,
     Load,
     Located,
     ModelCard,
@@ -176,6 +177,7 @@ class ClientSession:
         self._requests = PendingRequests(self._table)
         self._queries = PendingQueries()
         self._owes_at_once = False  # an end has arrived: the server keeps its stream until then
+        self._known_change: int | None = None  # of adapters, still to be said
         self._relay: DeltaRelay | None = None  # to begin a turn with
         self._made_relay: DeltaRelay | None = None  # the latest one
         self._beat_at = now
@@ -317,6 +319,10 @@ class ClientSession:
                 self._requests.flush(dealer.send)
             if self._queries.due:
                 self._queries.flush(self._send_query)
+            if self._known_change is not None and dealer.send(
+                KnowsAdapters(self._known_change), None
+            ):
+                self._known_change = None
             if self._owes_at_once or dealer.link.num_owed_acks > MAY_OWE:
                 dealer.acknowledge()
                 self._owes_at_once = False
@@ -353,7 +359,8 @@ class ClientSession:
         has left nothing for the next one but what a relay sees itself.
         """
         end = self._dealer.local_end
-        if end is None or self._owes_at_once or self._num_breaches:
+        is_busy = self._owes_at_once or self._known_change is not None
+        if end is None or is_busy or self._num_breaches:
             return None
         link, connection = end
         if not connection.is_bare:
@@ -426,6 +433,7 @@ class ClientSession:
                     if self.model is not None:
                         self.model = replace(self.model, adapters=body.adapters)
                         self._observer.adapters_changed(self.model)
+                    self._known_change = body.number
                 case AttachRefused() if body.is_leaving and self._absence.outlives_server:
                     self._has_left = True
                     if self._dealer.is_attached:
@@ -471,6 +479,7 @@ class ClientSession:
 
     def _greet(self, welcome: Welcome) -> None:
         self.model = welcome.model
+        self._known_change = None
         self._has_left = False
         self._warns_of_tenants = bool(welcome.answers & ONE_TENANT)
         self._observer.welcomed(welcome)

@@ -410,6 +410,19 @@ def test_a_stream_is_for_replicas_that_have_its_adapter(place) -> None:
         assert b"one" in [each.digest for each in again.model.adapters]
 
 
+def test_adapters_are_not_changed_through_several_replicas(place) -> None:
+    """It would reach one of them."""
+    replicas = [place("a"), place("b")]
+    with Client(address_of(*replicas)) as client:
+        attached(client, 2)
+        for change in (
+            lambda: client.load_lora_adapter("x", "/x"),
+            lambda: client.unload_lora_adapter("x"),
+        ):
+            with pytest.raises(BadRequestError, match="none through several replicas"):
+                change()
+
+
 def test_other_weights_at_the_same_address_are_not_told_of_a_stream(place) -> None:
     first, second = place("a"), place("b")
     with Client(address_of(first, second)) as client:
