@@ -8,11 +8,13 @@ import random
 import shutil
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 import torch
 from tests.helpers.loras import ALL_LINEAR, Lora, save_lora, save_merged
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream_core.config import LoraConfig
 from slipstream_ipc.messages import WANTS_ADAPTERS, AdapterChanged
@@ -168,6 +170,30 @@ def test_what_is_answered_is_known_to_all(make_stack: Any, saved: Path, loras: P
     stack.start(1)
     assert clients[2].change("x2").fault is None
     stack.until(lambda: names(stack) == ["x3"])
+
+
+def test_no_stream_waits_for_files(
+    make_stack: Any, saved: Path, loras: Path, expected: dict[str, Any], monkeypatch: Any
+) -> None:
+    """Streams begin and end while an adapter is read, also of one that was loaded before."""
+    stack = open_stack(make_stack, saved / "base", loras)
+    client, is_free = stack.client(), Event()
+    assert client.change("x", str(loras / "a0")).fault is None
+    store = stack.core.changes.store
+    read = store.read
+
+    def slow(*arguments: Any) -> Any:
+        assert is_free.wait(PATIENCE_S)
+        return read(*arguments)
+
+    monkeypatch.setattr(store, "read", slow)
+    number = client.send_change("y", str(loras / "a1"))
+    assert said(stack, "x") == expected["a0"]
+    assert said(stack, "") == expected[""]
+    assert number not in client.changed
+    is_free.set()
+    stack.until(lambda: number in client.changed)
+    assert said(stack, "y") == expected["a1"]
 
 
 def test_a_name_that_is_loaded_anew_says_what_is_new(
