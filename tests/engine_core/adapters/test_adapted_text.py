@@ -16,6 +16,10 @@ from tests.helpers.loras import ALL_LINEAR, Lora, load, save_lora, save_merged
 from tests.helpers.told_drafts import ToldDrafts
 
 from slipstream_core.config import LoraConfig
+from slipstream_core.drafting.answer_memory import AnswerMemory
+from slipstream_core.drafting.ngram_drafter import NgramDrafter
+from slipstream_core.drafting.step_costs import StepCosts
+from slipstream_core.drafting.suffix_drafter import SuffixDrafter
 from slipstream_core.kernels.codes.coded_parameter import coded_parameters, dequantise_parameters
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.gguf.folder import unfold
@@ -192,6 +196,75 @@ def test_drafts_change_nothing(architecture: Any, saved: Any) -> None:
         )
         assert any(step.num_accepted for step in drafted.steps)
         assert said(drafted) == said(plain)
+    finally:
+        runner.close()
+
+
+def remembering(memory: AnswerMemory) -> SuffixDrafter:
+    costs = StepCosts([(1, 1.0), (256, 1.1)])  # drafts cost next to nothing
+    own = NgramDrafter(
+        num_speculative_tokens=8, prompt_lookup_min=1, prompt_lookup_max=4, costs=costs
+    )
+    return SuffixDrafter(own, memory, num_speculative_tokens=8, costs=costs)
+
+
+@pytest.mark.parametrize("architecture", named({"Llama"}))
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.6, "seed": 7}])
+def test_drafts_in_batches_of_adapters_and_the_base_change_nothing(
+    architecture: Any, sampling: dict[str, Any], saved: Any
+) -> None:
+    base, paths, _ = saved(architecture)
+    runner = open_runner(base, {f"a{at}": path for at, path in enumerate(paths)})
+    memory = AnswerMemory(1 << 22)
+    try:
+        plain = said(drive(runner, requests_of(**sampling), budget=512))
+        assert len({tuple(tokens) for tokens, _ in plain[: len(PLACES)]}) > 1
+        for budget in (512, 40, 512):
+            drafted = drive(
+                runner, requests_of(**sampling), budget=budget, drafter=remembering(memory)
+            )
+            if budget == 512:
+                assert said(drafted) == plain
+            else:  # prompts are computed in chunks
+                assert_close(said(drafted), plain)
+        right = sum(step.num_accepted for step in drafted.steps)
+        assert right > len(plain) * NUM_TOKENS * 0.6  # each has its own answer
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("is_salted", [True, False])
+def test_an_adapters_answers_are_drafted_for_no_other(
+    is_salted: bool, saved: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor for the base. Without their own roots they would be, to the same prompts."""
+    (architecture,) = [each for each in tiny_models.ARCHITECTURES if each.name == "Llama"]
+    base, paths, _ = saved(architecture)
+    runner = open_runner(base, {f"a{at}": path for at, path in enumerate(paths)})
+    if not is_salted:
+        from slipstream_lab.common import bare_loop
+
+        made = bare_loop.NewRequest
+        monkeypatch.setattr(
+            bare_loop, "NewRequest", lambda **given: made(**given | {"prefix_root": b""})
+        )
+
+    def num_drafts(places: tuple[int, ...], memory: AnswerMemory) -> int:
+        # what repeats nothing, so that own text foresees next to nothing
+        requests = requests_of(places, temperature=2.0, seed=3)
+        driven = drive(runner, requests, budget=512, drafter=remembering(memory))
+        return sum(step.num_drafts for step in driven.steps)
+
+    try:
+        memory = AnswerMemory(1 << 22)
+        num_drafts((0,), memory)
+        others = (-1, 1, 2, 3)
+        unheard = num_drafts(others, AnswerMemory(1 << 22))
+        assert (num_drafts(others, memory) == unheard) == is_salted
+        if not is_salted:
+            return
+        # its own, which rows of its own root may follow, are there all the while
+        assert num_drafts((0,), memory) > num_drafts((0,), AnswerMemory(1 << 22)) + 20
     finally:
         runner.close()
 
