@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,10 +70,13 @@ class GrammarBitmasks:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def begins_at_once(self, row: int) -> bool:
-        """True if a row has a grammar that applies from its first output on."""
+    def __contains__(self, row: int) -> bool:
+        return row in self._rows
+
+    def decides(self, row: int) -> bool:
+        """True if a grammar alone decides what a row may sample next."""
         held = self._rows.get(row)
-        return held is not None and held.reasoning is None
+        return held is not None and (held.reasoning is None or held.reasoning.follows_grammar)
 
     def add(
         self,
@@ -99,31 +103,33 @@ class GrammarBitmasks:
         self._ahead.pop(row, None)
 
     def forced(self, row: int) -> list[int]:
-        """The text that the grammar of a row, whose reasoning is not followed, forces next, as the
-        tokenizer has it. A model may spell it otherwise.
+        """The text that the grammar of a row that it `decides` forces next, as the tokenizer has
+        it. A model may spell it otherwise.
         """
         try:
             state = self._matcher_up_to_date(row)
-        except GrammarBroken:  # `masks` finds it, too
+            return [] if state is None else state.forced()
+        except Exception:  # `masks` finds it, too
             return []
-        return [] if state is None else state.forced()
 
     def foresee(self, row: int, token_ids: Sequence[int]) -> int:
-        """Fill the masks behind drafts of a row, whose reasoning is not followed, for the step that
-        is planned next. Returns how many of them its grammar allows.
+        """Fill the masks behind drafts of a row that a grammar `decides`, for the step that is
+        planned next. Returns how many of them it allows, up to one that completes a call: what
+        may follow that is not its grammar's.
         """
         masks = np.empty((1 + len(token_ids), num_words(self.vocab_size)), np.int32)
         permitted, num = self._rows[row].permitted, 0
-        try:
+        with suppress(Exception):  # what lies in front of it is allowed; `masks` finds it, too
             state = self._matcher_up_to_date(row)
             if state is None:
                 return 0
-            for mask in state.copy().masks_behind(token_ids, masks):
+            state, is_call = state.copy(), self._calls(row) is not None
+            for mask in state.masks_behind(token_ids, masks):
                 if permitted is not None and not (mask & permitted).any():
                     break
+                if num and is_call and state.is_complete:
+                    break
                 num += 1
-        except GrammarBroken:  # what lies in front of it is allowed
-            pass
         self.num_filled += num
         self._ahead[row] = self._tokens.length(row), masks[:num]
         return max(num - 1, 0)

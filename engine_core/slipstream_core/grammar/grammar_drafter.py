@@ -3,7 +3,7 @@ drafter foresees, as far as the grammar allows it.
 
 - A model may spell what is forced otherwise. What arrives is compared with what was foreseen,
   drafted or not; the share of right ones, smoothed, decides as it does for other drafts.
-- Where reasoning is followed, the scheduler has no drafts where there are masks.
+- Where reasoning is followed, a row has a grammar once that `decides`, and free drafts before.
 - The masks behind the drafts of a row are filled when they are proposed: all tokens of the row are
   known then, and a draft that the grammar forbids is known to be wrong.
 """
@@ -46,7 +46,7 @@ class GrammarDrafter:
         self._grammars = grammars
         self._most = num_speculative_tokens
         self._costs = costs
-        self._rows: set[int] = set()  # with a grammar
+        self._rows: set[int] = set()  # with a grammar, which may begin later
         self._forced: dict[int, list[int]] = {}  # by row, behind its last known token
         self._right_share = _FIRST_SHARE
         self._awaits_tokens = False
@@ -58,7 +58,7 @@ class GrammarDrafter:
 
     def open(self, row: int, root: bytes, prompt_len: int, prediction: UInt32s) -> None:
         """See Drafter."""
-        if self._grammars.begins_at_once(row):
+        if row in self._grammars:
             self._rows.add(row)
         self._other.open(row, root, prompt_len, prediction)
 
@@ -82,7 +82,8 @@ class GrammarDrafter:
         for at, row in enumerate(rows.tolist()):
             if row in self._rows:
                 self._compare(self._forced.pop(row, []), ids[ends[at] - counts[at] : ends[at]])
-                forced = self._grammars.forced(row)[: self._most] if may_pay else []
+                may_force = may_pay and self._grammars.decides(row)
+                forced = self._grammars.forced(row)[: self._most] if may_force else []
                 if forced:
                     self._forced[row] = forced
         self._awaits_tokens = bool(self._forced) and pays(self._costs, len(rows), self._right_share)
@@ -92,7 +93,10 @@ class GrammarDrafter:
         others = self._other.propose(rows, most, num_beside)
         if not self._rows:
             return others
-        masked = [(at, row) for at, row in enumerate(rows.tolist()) if row in self._rows]
+        every = enumerate(rows.tolist())
+        masked = [
+            (at, row) for at, row in every if row in self._rows and self._grammars.decides(row)
+        ]
         guesses = {
             at: Guess(self._forced[row][: int(most[at])], self._right_share)
             for at, row in masked

@@ -108,6 +108,11 @@ class ReasoningState:
         return self._state.is_grammar
 
     @property
+    def follows_grammar(self) -> bool:
+        """True if a grammar alone decides what is allowed next, until a call in it is complete."""
+        return self._state.is_grammar or self._state.is_call
+
+    @property
     def is_reasoning(self) -> bool:
         """True if reasoning is open."""
         return self._state.is_reasoning

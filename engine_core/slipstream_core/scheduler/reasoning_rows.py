@@ -79,6 +79,17 @@ class ReasoningRows:
                     return num + 1
         return len(token_ids)
 
+    def take_masked(self, row: int, token_ids: Sequence[int], position: int) -> None:
+        """Take what a step gave to a row that `follows_grammar`, each with the mask that it needed.
+        Only the last one may complete a call, as no draft does.
+        """
+        state = self.by_row[row]
+        if not state.is_final:
+            first = position - int(self._requests.prompt_len[row])
+            for index, token_id in enumerate(token_ids, first):
+                state.take(token_id, index)
+            self._update(row, state)
+
     def _update(self, row: int, state: ReasoningState) -> None:
         requests = self._requests
         prompt_len = int(requests.prompt_len[row])

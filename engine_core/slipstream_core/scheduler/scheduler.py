@@ -461,9 +461,13 @@ class Scheduler:
         counts = np.minimum(counts, most - lengths)
         masked_from = requests.masked_from.take(rows)
         for at in np.flatnonzero(requests.may_need_mask.take(rows)).tolist():
-            if plan.draft_lens is not None and int(rows[at]) not in self._reasoning.by_row:
+            state = self._reasoning.by_row.get(int(rows[at]))
+            if plan.draft_lens is not None and state is None:
                 continue  # a grammar from the start: all places had masks
             ids = token_ids[firsts[at] : firsts[at] + counts[at]].tolist()
+            if plan.draft_lens is not None and state is not None and state.follows_grammar:
+                self._reasoning.take_masked(int(rows[at]), ids, int(lengths[at]))
+                continue
             counts[at] = self._reasoning.take(int(rows[at]), ids, int(lengths[at]))
             if counts[at] < len(ids) and requests.constraints:  # counted by the runner, too
                 requests.constraints.deactivate([int(rows[at])])
@@ -698,8 +702,10 @@ class Scheduler:
         bounded = np.flatnonzero(run_ahead != _UNBOUNDED)
         left = (run_ahead + ahead - known)[bounded] - 1
         most[bounded] = np.minimum(most[bounded], left)
-        if self._reasoning:  # what it leaves free is drafted; a grammar behind it is not
-            followed = np.flatnonzero([row in self._reasoning.by_row for row in rows.tolist()])
+        if self._reasoning:  # what it leaves free is drafted, and what a grammar alone decides
+            states = [self._reasoning.by_row.get(row) for row in rows.tolist()]
+            is_cut = [state is not None and not state.follows_grammar for state in states]
+            followed = np.flatnonzero(is_cut)
             free = requests.masked_from[rows[followed]] - known[followed] - 1
             most[followed] = np.minimum(most[followed], free)
         drafts = drafter.propose(decoding, np.maximum(most, 0), num_beside)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -27,8 +27,14 @@ from slipstream_core.grammar.llguidance_backend import (
     num_words,
     within_rows,
 )
-from slipstream_core.grammar.matcher import GrammarBroken, GrammarMatcher, SharedGrammar
+from slipstream_core.grammar.matcher import (
+    CallMatcher,
+    GrammarBroken,
+    GrammarMatcher,
+    SharedGrammar,
+)
 from slipstream_core.model.tokenizer_file import find_tokenizer
+from slipstream_core.reasoning.reasoning_state import ReasoningState
 from slipstream_core.scheduler.constraint_columns import (
     TokenConstraints,
     allowed_mask,
@@ -36,7 +42,7 @@ from slipstream_core.scheduler.constraint_columns import (
 )
 from slipstream_core.step.limits import NO_ROW
 from slipstream_ipc.history.token_log import TokenLog
-from slipstream_ipc.messages import Fault, StructuredOutputs
+from slipstream_ipc.messages import Fault, ReasoningIds, StructuredOutputs
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.validation.structured_output import MAX_CHOICES
 
@@ -749,6 +755,80 @@ def test_masks_behind_drafts_are_those_behind_the_same_outputs(
     again, _ = one_row(outputs, [*ids[:begin], *kept, max(wanted[len(kept)])])
     every = rows.masks(np.zeros(1, np.int64)), again.masks(np.zeros(1, np.int64))
     assert np.array_equal(every[0][0], every[1][0])
+
+
+END_OF_REASONING, FREE = 4, 9  # ids that no grammar here begins with
+
+
+def followed_row(
+    kind: str, outputs: StructuredOutputs, ids: list[int]
+) -> tuple[GrammarBitmasks, ReasoningState]:
+    """A row whose grammar is that of these ids, behind reasoning or in a call."""
+    if kind == "reasoning":
+        asked = ReasoningIds("reasoning", (), (END_OF_REASONING,))
+        state = ReasoningState(asked, 50, has_grammar=True)
+        said, matcher = [FREE, END_OF_REASONING, *ids], start(outputs)
+    else:
+        asked = ReasoningIds("content", (), (), triggers=(ids[0],))
+        calls = CallMatcher(lambda: start(outputs))
+        state = ReasoningState(asked, None, has_grammar=False, calls=calls)
+        said, matcher = [FREE, FREE, *ids], None
+    tokens = TokenLog()
+    tokens.open(0)
+    tokens.extend(0, np.array([5, 6, *said], np.uint32))
+    state.take_all(np.array(said, np.uint32))
+    rows = GrammarBitmasks(tokens, VOCAB_SIZE)
+    rows.add(0, matcher, 2, state)
+    return rows, state
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(["reasoning", "call"]),
+    outputs=st.sampled_from(FORCING),
+    seed=st.integers(0, 2**32),
+    data=st.data(),
+)
+def test_so_they_are_behind_reasoning_and_in_calls(
+    kind: str, outputs: StructuredOutputs, seed: int, data: st.DataObject
+) -> None:
+    """Up to what completes a call: another mask follows that."""
+    ids, _ = walk(outputs, seed, 30)
+    ids = [each for each in ids if each not in EOS]
+    assume(ids)
+    begin = data.draw(st.integers(1, len(ids)))
+    drafts = ids[begin : begin + data.draw(st.integers(1, 6))]
+    if drafts and data.draw(st.booleans()):
+        drafts[data.draw(st.integers(0, len(drafts) - 1))] = data.draw(st.integers(0, 4000))
+    rows, state = followed_row(kind, outputs, ids[:begin])
+    assume(state.follows_grammar)
+    assert rows.decides(0)
+    wanted = []
+    for num in range(1 + len(drafts)):
+        again, state = followed_row(kind, outputs, [*ids[:begin], *drafts[:num]])
+        masks, broken = again.masks(np.zeros(1, np.int64))
+        if broken or not state.follows_grammar or not {*EOS}.isdisjoint(drafts[:num]):
+            break
+        wanted.append(masks[0])
+    assert rows.foresee(0, drafts) == max(len(wanted) - 1, 0)
+    if wanted:
+        masks, broken = rows.masks(np.zeros(len(wanted), np.int64))
+        assert not broken
+        assert np.array_equal(masks, np.stack(wanted))
+
+
+def test_a_grammar_decides_once_it_has_begun() -> None:
+    rows, _ = one_row(FORCING[0], [])
+    assert rows.decides(0)
+    assert not rows.decides(1)
+    asked = ReasoningIds("reasoning", (), (END_OF_REASONING,))
+    state = ReasoningState(asked, None, has_grammar=True)
+    rows.add(0, start(FORCING[0]), 2, state)
+    assert not rows.decides(0)
+    state.take(FREE, 0)
+    assert not rows.decides(0)
+    state.take(END_OF_REASONING, 1)
+    assert rows.decides(0)
 
 
 class Silent:

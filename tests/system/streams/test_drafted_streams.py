@@ -4,7 +4,8 @@ what they say without, whichever of core and worker dies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -258,7 +259,81 @@ def test_answers_given_before_are_drafted_where_prefixes_are_shared_alone(
     assert right[2] < 10
 
 
-def test_reasoning_that_is_followed_is_drafted_up_to_where_it_ends(
+def count_foreseen(stack: MiniStack) -> dict[int, int]:
+    """Drafts in grammars that the stack will have, by row whose reasoning or calls are followed."""
+    assert stack.core is not None
+    engine: Any = stack.core.engine
+    grammars, found = engine._grammars, Counter[int]()
+    foresee = grammars.foresee
+
+    def counting(row: int, token_ids: Sequence[int]) -> int:
+        num: int = foresee(row, token_ids)
+        if grammars._rows[row].reasoning is not None:
+            found[row] += num
+        return num
+
+    grammars.foresee = counting
+    return found
+
+
+def test_calls_that_a_trigger_begins_are_drafted_up_to_what_completes_them(
+    make_stack: Callable[..., MiniStack], tokenizer: Any, prompts: list[list[int]]
+) -> None:
+    """The text around them is drafted as well. What is behind a call is no grammar's, and a call
+    that may be the only one excludes others.
+    """
+    torch.set_num_threads(1)
+    begin = tokenizer.token_to_id("(")
+    # complete with its second digit, although it may go on
+    call = StructuredOutputs(grammar='start: "(" /[a-z ]{6,12}/ ", value=" /[0-9]{2,4}/')
+    asked: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.8, "seed": 1, "logprobs": 1},
+        {"temperature": 1.0, "seed": 2, "frequency_penalty": 0.4},
+        {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.2},
+        {"temperature": 0.6, "seed": 4, "logit_bias": {begin: 5.0}},
+        {"temperature": 1.0, "seed": 5, "logit_bias": {begin: 4.0}, "logprobs": 2},
+    ]
+    for is_single in (False, True):
+        ids = ReasoningIds("content", (), (), triggers=(begin,), is_single=is_single)
+        settings: dict[str, Any] = SETTINGS | {"answer": WITHOUT_CALLS, "reasoning": ids}
+        texts: list[list[int]] = []
+        told = []
+        for most in (0, 1, 4, 16):
+            stack = make_stack(model=str(MODEL_PATH), **settings | {"speculative_config": None})
+            if most:
+                draft_with(stack, ToldDrafts(texts, 1 << 16, most, seed=most))
+            foreseen = count_foreseen(stack)
+            client = stack.client()
+            streams = []
+            for at, kind in enumerate(asked):
+                given = {"temperature": 0.0, "max_tokens": 80, "logit_bias": {begin: 3.0}} | kind
+                params = SamplingParams(**given, structured_outputs=call)
+                streams.append(
+                    client.send_submit(
+                        Submit(
+                            at,
+                            bytes([at + 1]) * 16,
+                            encode_params(params),
+                            messages=(ChatMessage("user", tokenizer.decode(prompts[at])),),
+                            answer=AnswerOptions(),
+                        )
+                    )
+                )
+            stack.until(partial(are_over, streams))
+            if not most:
+                texts = [
+                    [*tokenizer.encode(tokenizer.decode(prompt)).ids, *it.token_ids]
+                    for prompt, it in zip(prompts, streams, strict=False)
+                ]
+                assert sum(", value=" in it.text for it in streams) > 2
+            told.append([(it.token_ids, it.end, it.logprobs) for it in streams])
+            assert told[-1] == told[0], (most, is_single)
+            assert has_drafted(stack) == (most > 0)
+            assert (sum(foreseen.values()) > 0) == (most > 0)
+
+
+def test_reasoning_that_is_followed_is_drafted_and_the_grammar_behind_it(
     make_stack: Callable[..., MiniStack], tokenizer: Any, prompts: list[list[int]]
 ) -> None:
     """By itself, at a token that is sampled freely, or because its budget is spent."""
@@ -282,6 +357,7 @@ def test_reasoning_that_is_followed_is_drafted_up_to_where_it_ends(
         stack = make_stack(model=str(MODEL_PATH), **settings | {"speculative_config": None})
         if most:
             draft_with(stack, ToldDrafts(texts, 1 << 16, most, seed=most))
+        foreseen = count_foreseen(stack)
         client = stack.client()
         streams = []
         for at, kind in enumerate(asked):
@@ -310,3 +386,4 @@ def test_reasoning_that_is_followed_is_drafted_up_to_where_it_ends(
         told.append([(it.token_ids, it.end, it.logprobs) for it in streams])
         assert told[-1] == told[0], most
         assert has_drafted(stack) == (most > 0)
+        assert (sum(foreseen.values()) > 0) == (most > 0)
