@@ -214,6 +214,18 @@ def _names_of_objects(document: SchemaDocument, schemas: Iterable[Schema]) -> di
         for each in beside:
             if id(each) in object_of:
                 object_of[found(id(each))] = found(id(schema))
+    is_joined = True
+    while is_joined:  # values of one name in one object are one object
+        is_joined = False
+        values: dict[tuple[int, str], int] = {}
+        for schema in schemas:
+            for name, each in (schema.get("properties") or {}).items():
+                if id(each) not in object_of:
+                    continue
+                one = values.setdefault((found(id(schema)), name), id(each))
+                if found(one) != found(id(each)):
+                    object_of[found(id(each))] = found(one)
+                    is_joined = True
     names: dict[int, list[_Names]] = {}
     for schema in schemas:
         names.setdefault(found(id(schema)), []).append(_known_names(schema))

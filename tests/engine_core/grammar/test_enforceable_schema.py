@@ -607,6 +607,20 @@ def test_what_other_properties_refer_to_stays_in_its_place() -> None:
     assert allows(whole, '{"a":"x"}')
 
 
+def test_values_of_one_name_know_of_the_names_of_all() -> None:
+    """As the library does by itself, also where their patterns are alike."""
+    starts = {"^a": True}
+    inner = {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}}
+    whole = {
+        "type": "object",
+        "properties": {"a": {"type": "object", "patternProperties": starts}},
+        "allOf": [{"type": "object", "properties": {"a": inner | {"patternProperties": starts}}}],
+    }
+    assert allows(whole, '{"a":{"a":1,"b":2,"c":"x"}}')
+    assert not allows(whole, '{"a":{"\\u0061":"x"}}')
+    assert not allows(whole, '{"a":{"b":"x"}}')
+
+
 NAMES = st.sampled_from(["a", "b", "c", "d é", '"\\'])
 VALUES = st.recursive(
     st.sampled_from([1, "x", None, True]),
