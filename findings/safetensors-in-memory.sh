@@ -3,8 +3,8 @@
 # Guess:     `safetensors.numpy.load(data)`, of a file that is in memory already, makes views of these bytes, or copies
 #            them with the GIL released: in a thread of a server that loads 200 MB beside its loop, it delays nobody.
 # Behaviour: it copies all tensors in one call of its library, which holds the GIL: another thread stands still for
-#            nearly as long as the call takes, 130 to 370 ms for 210 MB (busy, two cores). `safe_open` on the same bytes (a file, or a
-#            memfd for bytes in memory) gives tensors one by one, and other threads go on between them.
+#            nearly as long as the call takes, 130 to 370 ms for 210 MB (busy, two cores). `safe_open` on the same
+#            bytes (a file, or a memfd for bytes in memory) gives tensors one by one, and other threads go on between.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
