@@ -116,6 +116,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         hints["max_tokens"] = Annotated[int, msgspec.Meta(ge=1, le=9)]
         fixed["bad_word_ids"] = bytes(12)
         fixed["bad_word_counts"] = bytes([1, 0, 0, 0, 2, 0, 0, 0])
+        fixed["prediction_ids"] = bytes(4)
     if kind is messages.Admit:
         fixed["prompt_ids"] = bytes(8)
     given = {name: st.just(value) for name, value in fixed.items()}

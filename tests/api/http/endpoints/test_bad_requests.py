@@ -27,7 +27,10 @@ GOOD: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
     "/abort": {"request_id": "cmpl-" + 32 * "0"},
+    "/v1/load_lora_adapter": {"lora_name": "x", "lora_path": "/x"},
+    "/v1/unload_lora_adapter": {"lora_name": "x"},
 }
+WITHOUT_MODEL = {"/abort", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 # they ignore unknown fields
 TOLERANT = {
     "/v1/completions",
@@ -132,6 +135,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/abort", {"request_id": 1}, "request_id"),
     ("/abort", {"request_id": "x"}, "request_id"),
     ("/abort", {"request_id": "cmpl-" + 32 * "0" + ".9999x9999"}, "request_id"),
+    ("/v1/load_lora_adapter", {"lora_path": None}, "lora_path"),
+    ("/v1/load_lora_adapter", {"lora_name": ["x"]}, "lora_name"),
+    ("/v1/load_lora_adapter", {"load_inplace": "yes"}, "load_inplace"),
+    ("/v1/unload_lora_adapter", {"lora_name": ""}, "lora_name"),
+    ("/v1/unload_lora_adapter", {"lora_int_id": "one"}, "lora_int_id"),
 ]
 
 
@@ -210,7 +218,7 @@ def test_what_has_to_be_there(raw, path):
     assert refusal(raw, path, {})["param"] in {*GOOD[path], "prompt"}
 
 
-@pytest.mark.parametrize("path", [path for path in GOOD if path != "/abort"])
+@pytest.mark.parametrize("path", sorted(GOOD.keys() - WITHOUT_MODEL))
 def test_another_model(raw, path):
     raw.post(path, {**GOOD[path], "model": "gpt-4"})
     answer = raw.read()
