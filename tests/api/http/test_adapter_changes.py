@@ -107,8 +107,8 @@ def test_each_front_serves_what_another_has_loaded(stack: Stack, root: Path) -> 
 def test_what_is_wrong_has_its_status(stack: Stack, root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "tone", tmp_path / "tone")
     for body, status, says in (
-        ({}, 400, "Both 'lora_name' and 'lora_path' must be provided."),
-        ({"lora_name": "y"}, 400, "Both 'lora_name' and 'lora_path' must be provided."),
+        ({}, 400, "lora_name and lora_path are needed"),
+        ({"lora_name": "y"}, 400, "lora_name and lora_path are needed"),
         ({"lora_name": "base", "lora_path": f"{root}/tone"}, 400, "names that the model has not"),
         ({"lora_name": "y", "lora_path": f"{tmp_path}/tone"}, 403, "allowed: folders below"),
         ({"lora_name": "y", "lora_path": f"{root}/none"}, 404, "there is no folder"),

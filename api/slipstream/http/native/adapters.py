@@ -32,7 +32,7 @@ def load_adapter(io: LoopIO, keys: ApiKeys, request: HttpRequest, exchange: Exch
     body = _load_decoder.decode(request.body)
     if not body.lora_name or not body.lora_path:
         param = "lora_path" if body.lora_name else "lora_name"
-        raise bad_field(param, "Both 'lora_name' and 'lora_path' must be provided.")
+        raise bad_field(param, "lora_name and lora_path are needed")
     change = new_change(body.lora_name, body.lora_path, load_inplace=body.load_inplace)
     _change(io, change, exchange, "added")
 
@@ -42,7 +42,7 @@ def unload_adapter(io: LoopIO, keys: ApiKeys, request: HttpRequest, exchange: Ex
     _check_key(keys, request)
     body = _unload_decoder.decode(request.body)
     if not body.lora_name:
-        raise bad_field("lora_name", "'lora_name' needs to be provided to unload a LoRA adapter.")
+        raise bad_field("lora_name", "the name of an adapter is needed")
     _change(io, new_change(body.lora_name), exchange, "removed")
 
 
