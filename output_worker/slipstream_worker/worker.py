@@ -103,7 +103,6 @@ class Worker:
             counters,
             AnswerKeeper(core, self.columns, detokenizers, kept_bytes),
             min_interval=1 if config.stream_interval == "auto" else config.stream_interval,
-            spans=spans,
         )
         adapters = AdapterQueries(core, self.readers)
         self._from_core = CoreMessages(
@@ -117,7 +116,6 @@ class Worker:
             adapters,
             answers=answers,
             tracer=tracer,
-            spans=spans,
         )
         self._relays = RelayMaker(
             core, self.streams, self.columns, self.readers, counters, self._recent

@@ -26,7 +26,7 @@ from slipstream_ipc.messages import (
     Abort,
     Accepted,
     AdapterChanged,
-    Adapters,
+    AdapterList,
     AnswerEvent,
     AnswerSettings,
     Cancelled,
@@ -183,7 +183,7 @@ class RawClient:
         self.located: dict[int, Located] = {}
         self.loads: list[Load] = []
         self.changed: dict[int, AdapterChanged] = {}
-        self.served: list[Adapters] = []
+        self.served: list[AdapterList] = []
         self.tells_what_it_knows = True
         self._changes: dict[int, ChangeAdapter] = {}  # not answered yet
         self.welcome: Welcome | None = None  # the latest
@@ -358,7 +358,7 @@ class RawClient:
             case AdapterChanged():
                 self._changes.pop(body.number, None)
                 self.changed[body.number] = body
-            case Adapters():
+            case AdapterList():
                 self.served.append(body)
                 if self.tells_what_it_knows:
                     self._waiting.append(KnowsAdapters(body.number))

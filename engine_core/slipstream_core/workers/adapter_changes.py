@@ -25,14 +25,19 @@ from slipstream_core.adapters.names_file import AdapterNames, write_names
 from slipstream_core.config import LoraConfig
 from slipstream_core.step.plan import AdapterStore, LoadedAdapter
 from slipstream_core.workers.adapters import Adapters
-from slipstream_ipc.messages import AdapterChange, AdapterOutcome, ErrorCode, Fault
+from slipstream_ipc.messages import (
+    MAX_LORA_PATH_CHARS,
+    AdapterChange,
+    AdapterOutcome,
+    ErrorCode,
+    Fault,
+)
 from slipstream_ipc.validation.lora_name import why_no_lora_name
 
 logger = logging.getLogger(__name__)
 
 _MAX_JOBS = 64  # that wait; a worker is told to ask again later beyond that
 _MAX_DONE = 256  # operations that are remembered
-_MAX_PATH_CHARS = 4096
 _FIELDS = "lora_name", "lora_path"
 
 
@@ -212,9 +217,9 @@ class AdapterChanges:
         why = why_no_lora_name(change.name)
         if why:
             raise AdapterError(f"lora_name: got {change.name!r}, allowed: {why}")
-        if len(change.path) > _MAX_PATH_CHARS:
+        if len(change.path) > MAX_LORA_PATH_CHARS:
             given = f"{len(change.path)} characters"
-            raise AdapterError(f"lora_path: got {given}, allowed: at most {_MAX_PATH_CHARS}")
+            raise AdapterError(f"lora_path: got {given}, allowed: at most {MAX_LORA_PATH_CHARS}")
 
     def _check_names(self, change: AdapterChange) -> None:
         """Raises AdapterError for a name that is not to be changed so."""
@@ -223,11 +228,11 @@ class AdapterChanges:
             raise AdapterError(f"lora_name: got {name!r}, allowed: names that the model has not")
         if not change.path:
             if found is None:
-                raise AdapterError(f"The lora adapter '{name}' cannot be found.", "missing")
+                allowed = "names of adapters that are loaded"
+                raise AdapterError(f"lora_name: got {name!r}, allowed: {allowed}", "missing")
         elif found is not None and not change.load_inplace:
             raise AdapterError(
-                f"The lora adapter '{name}' has already been loaded. If you want to load the "
-                "adapter in place, set 'load_inplace' to True."
+                f"lora_name: got {name!r}, which is loaded, allowed: other names, or load_inplace"
             )
 
 
@@ -235,7 +240,7 @@ def _refused(change: AdapterChange, error: AdapterError) -> AdapterOutcome:
     code: ErrorCode = "overloaded" if error.why == "no_room" else "bad_request"
     message = str(error)
     field_of = next((name for name in _FIELDS if message.startswith(f"{name}:")), None)
-    if change.path and field_of is None and not message.startswith("The lora"):
+    if change.path and field_of is None:
         message = f"the adapter {change.name!r}: {message}"
     return AdapterOutcome(change.number, Fault(code, message, field_of), error.why)
 

@@ -58,7 +58,7 @@ class AdapterChanged(Struct, array_like=True, frozen=True, tag=tags.ADAPTER_CHAN
     warning: str = ""
 
 
-class Adapters(Struct, array_like=True, frozen=True, tag=tags.ADAPTERS):
+class AdapterList(Struct, array_like=True, frozen=True, tag=tags.ADAPTERS):
     """The adapters that are served from now on, in place of those of the model's card. Sent to
     clients whose Hello wants it, on every change, and answered by KnowsAdapters. number: of the
     change.
@@ -69,7 +69,7 @@ class Adapters(Struct, array_like=True, frozen=True, tag=tags.ADAPTERS):
 
 
 class KnowsAdapters(Struct, array_like=True, frozen=True, tag=tags.KNOWS_ADAPTERS):
-    """The client has taken in the Adapters of this number. A change is answered once all know."""
+    """The client has the AdapterList of this number. A change is answered once all clients have."""
 
     number: Count
 

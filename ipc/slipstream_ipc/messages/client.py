@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from slipstream_ipc.messages import tags
 from slipstream_ipc.messages.adapters import (
     AdapterChanged,
-    Adapters,
+    AdapterList,
     ChangeAdapter,
     KnowsAdapters,
 )
@@ -260,5 +260,5 @@ WorkerToClient = (
     | Inspected
     | Load
     | AdapterChanged
-    | Adapters
+    | AdapterList
 )

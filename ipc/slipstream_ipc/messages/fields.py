@@ -19,6 +19,7 @@ MAX_LOCATED = 4096  # streams per Locate
 MAX_KEPT_BYTES = 2**22  # a kept answer with its record; its encoding may take twice as much
 MAX_OUTPUT_WORKERS = 64  # of a stack
 MAX_LORA_NAME_CHARS = 128
+MAX_LORA_PATH_CHARS = 4096  # of an adapter's folder
 MAX_LORAS = 1024  # of a model
 MAX_PREDICTION_TOKENS = 2**16  # of a prediction; the rest is left out
 MAX_LEFT_OUT = 64  # keywords of schemas that are named as left out

@@ -12,9 +12,9 @@ from slipstream_ipc.messages import (
     WANTS_ADAPTERS,
     AdapterChange,
     AdapterChanged,
+    AdapterList,
     AdapterOutcome,
     AdapterRef,
-    Adapters,
     AreAdaptersKnown,
     ChangeAdapter,
     Fault,
@@ -87,7 +87,7 @@ class AdapterQueries:
         self._number = self._number if number is None else number
         for port in self._readers.ports:
             if port.session.is_open and port.session.wants & WANTS_ADAPTERS:
-                port.enqueue(Adapters(served, self._number))
+                port.enqueue(AdapterList(served, self._number))
                 told.add(port.session.identity)
         self._unaware = None if number is None else told
 

@@ -32,7 +32,7 @@ class RequestCounters:
 
     def __init__(self, spans: RequestSpans | None = None) -> None:
         """spans: of the requests that are traced; None if none is."""
-        self._spans = spans
+        self.spans = spans
         self.num_accepted = 0
         self.num_prompt_tokens = 0
         self.sent = array("q", [0, 0, 0])  # messages, deltas and tokens
@@ -124,13 +124,13 @@ class RequestCounters:
             if (request := stream.registration) is not None:
                 self._prompt_tokens.add(len(request.prompt_ids) // 4)
                 self._max_tokens.add(request.derived.max_tokens)
-        if self._spans is not None:
-            self._spans.end_sent(stream, now)
+        if self.spans is not None:
+            self.spans.end_sent(stream, now)
         stream.arrived_at = stream.first_at = 0.0
 
     def numbers(self, gauges: WorkerGauges) -> WorkerNumbers:
         """All counters and histograms, with these gauges."""
-        spans = self._spans
+        spans = self.spans
         return WorkerNumbers(
             gauges,
             WorkerCounters(

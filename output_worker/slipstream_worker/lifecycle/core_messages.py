@@ -55,7 +55,6 @@ from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
 from slipstream_worker.lifecycle.stream_store import StreamStore
 from slipstream_worker.output.answer_reading import UnknownFormat
-from slipstream_worker.request_spans import RequestSpans
 from slipstream_worker.streams.registration import open_output, output_without_text
 from slipstream_worker.streams.stream import Stage, WorkerStream
 from slipstream_worker.streams.stream_trace import StreamTrace
@@ -95,12 +94,9 @@ class CoreMessages:
         *,
         answers: AnswerForm | None = None,
         tracer: Tracer | None = None,
-        spans: RequestSpans | None = None,
     ) -> None:
-        """answers: their form; None: of no format. spans: of the requests that are traced; None
-        if none is.
-        """
-        self._spans = spans
+        """answers: their form; None: of no format."""
+        self._spans = counters.spans
         self._predecessor_ended_s = config.predecessor_ended_s
         # when the core before this one ended, and this one could be attached to; 0.0: unknown
         self._core_ended_s = self._core_serves_since_s = 0.0

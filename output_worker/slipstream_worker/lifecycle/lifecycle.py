@@ -40,7 +40,6 @@ from slipstream_worker.core_link import CoreLink
 from slipstream_worker.lifecycle.answer_keeper import AnswerKeeper
 from slipstream_worker.lifecycle.stream_store import StreamStore
 from slipstream_worker.output.stream_output import StreamOutput
-from slipstream_worker.request_spans import RequestSpans
 from slipstream_worker.streams.retention import ABORTED, request_bytes
 from slipstream_worker.streams.slow_path import push_slow
 from slipstream_worker.streams.stream import Stage, WorkerStream
@@ -66,13 +65,9 @@ class StreamLifecycle:
         keeper: AnswerKeeper,
         *,
         min_interval: int = 1,
-        spans: RequestSpans | None = None,
     ) -> None:
-        """`min_interval`: lower limit for the streams' intervals, in tokens per delta.
-
-        spans: of the requests that are traced; None if none is.
-        """
-        self._spans = spans
+        """`min_interval`: lower limit for the streams' intervals, in tokens per delta."""
+        self._spans = counters.spans
         self._core = core
         self._streams = store.table
         self._columns = store.columns

@@ -608,7 +608,7 @@ def test_what_other_properties_refer_to_stays_in_its_place() -> None:
 
 
 def test_values_of_one_name_know_of_the_names_of_all() -> None:
-    """As the library does by itself, also where their patterns are alike."""
+    """The library knows them by itself; our spelling of names keeps that, beside equal patterns."""
     starts = {"^a": True}
     inner = {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}}
     whole = {

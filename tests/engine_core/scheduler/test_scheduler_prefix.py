@@ -1140,7 +1140,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 class AnyAnswers(AnyOrder):
-    """As `AnyOrder`, of models that carry states, most of whose answers have marks."""
+    """`AnyOrder` over models that carry states, most of whose answers have marks."""
 
     @initialize(
         block_size=st.sampled_from([1, 2, 3, 4]),

@@ -105,7 +105,7 @@ def said(stack: Any, name: str) -> list[list[int]]:
 
 @pytest.fixture
 def expected(make_stack: Any, saved: Path) -> dict[str, list[list[int]]]:
-    """What the base and each merged model say."""
+    """The texts of the base and of each merged model."""
     models = {"": "base", "a0": "merged0", "a1": "merged1"}
     return {name: said(open_stack(make_stack, saved / model), "") for name, model in models.items()}
 
@@ -209,7 +209,7 @@ def test_a_name_that_is_loaded_anew_says_what_is_new(
     shutil.copytree(saved / "a1", loras / "a0", dirs_exist_ok=True)
     refused = client.change("x", path).fault
     assert refused is not None
-    assert "has already been loaded" in refused.message
+    assert "which is loaded" in refused.message
     assert "load_inplace" in refused.message
     changed = client.change("x", path, load_inplace=True)
     assert (changed.fault, changed.num_streams) == (None, 2)
@@ -344,8 +344,8 @@ def test_what_cannot_be_loaded_changes_nothing(
         ("", str(loras / "a1"), "", "a name of 1 to 128"),
         ("y*", str(loras / "a1"), "", "without * at its end"),
         (base, str(loras / "a1"), "", "names that the model has not"),
-        ("a0", str(loras / "a0"), "", "has already been loaded"),
-        ("y", "", "missing", "'y' cannot be found"),
+        ("a0", str(loras / "a0"), "", "which is loaded"),
+        ("y", "", "missing", "allowed: names of adapters that are loaded"),
         ("y", "/" * 5000, "", "at most 4096"),
     ):
         changed = client.change(name, path)

@@ -52,7 +52,7 @@ from slipstream_ipc.messages import (
     Abort,
     Accepted,
     AdapterChanged,
-    Adapters,
+    AdapterList,
     AttachRefused,
     Cancelled,
     ClientToWorker,
@@ -429,7 +429,7 @@ class ClientSession:
                     self._num_breaches = 0
                 case Welcome():
                     self._greet(body)
-                case Adapters():
+                case AdapterList():
                     if self.model is not None:
                         self.model = replace(self.model, adapters=body.adapters)
                         self._observer.adapters_changed(self.model)

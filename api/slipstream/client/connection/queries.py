@@ -32,6 +32,7 @@ from slipstream_ipc.errors import BadRequest, ProtocolError, Summary
 from slipstream_ipc.messages import (
     MAX_IDENTITY_BYTES,
     MAX_LORA_NAME_CHARS,
+    MAX_LORA_PATH_CHARS,
     AdapterChanged,
     Cancel,
     Cancelled,
@@ -56,7 +57,6 @@ from slipstream_ipc.validation.sampling_params import token_ids_from
 Query = Tokenize | Detokenize | Cancel | Recall | Locate | Inspect | ChangeAdapter
 Found = Tokenized | Detokenized | Cancelled | Recalled | Located | Inspected | AdapterChanged
 
-_MAX_PATH_CHARS = 4096  # of an adapter's folder
 
 Send = Callable[[Query], bool]
 Post = Callable[[Callable[[], None]], None]
@@ -260,8 +260,10 @@ def new_change(name: object, path: object = "", *, load_inplace: object = False)
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_LORA_NAME_CHARS:
             allowed = f"a string of 1 to {MAX_LORA_NAME_CHARS} characters"
             raise BadRequest("lora_name", name, allowed)
-        if not isinstance(path, str) or len(path) > _MAX_PATH_CHARS:
-            raise BadRequest("lora_path", path, f"a path of at most {_MAX_PATH_CHARS} characters")
+        if not isinstance(path, str) or len(path) > MAX_LORA_PATH_CHARS:
+            raise BadRequest(
+                "lora_path", path, f"a path of at most {MAX_LORA_PATH_CHARS} characters"
+            )
         if not isinstance(load_inplace, bool):
             raise BadRequest("load_inplace", load_inplace, "true or false")
         for field, text in (("lora_name", name), ("lora_path", path)):
