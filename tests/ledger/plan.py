@@ -1,6 +1,6 @@
 """Which files of tests a landing runs in full, within a number of seconds.
 
-    python -m tests.ledger.plan --seconds 1500 FILE
+    python -m tests.ledger.plan --seconds 900 FILE
 
 The quick suite always runs. What is left of the time goes to the files that read something that
 differs from their last green run, those nearest to what has changed first; then to a sample of the

@@ -58,7 +58,7 @@ class AdapterChanged(Struct, array_like=True, frozen=True, tag=tags.ADAPTER_CHAN
     warning: str = ""
 
 
-class AdapterList(Struct, array_like=True, frozen=True, tag=tags.ADAPTERS):
+class AdapterList(Struct, array_like=True, frozen=True, tag=tags.ADAPTER_LIST):
     """The adapters that are served from now on, in place of those of the model's card. Sent to
     clients whose Hello wants it, on every change, and answered by KnowsAdapters. number: of the
     change.
