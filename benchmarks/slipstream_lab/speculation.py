@@ -36,12 +36,12 @@ from slipstream.demo_model import MODEL_PATH
 from slipstream_bench.common.measures import Row
 from slipstream_bench.common.options import Option, add, fill_in, integer
 from slipstream_bench.common.report import add_common, check_common, print_rows
-from slipstream_core.build import drafter_of
 from slipstream_core.config import CoreConfig, SpeculativeConfig
 from slipstream_core.drafting.answer_memory import AnswerMemory
 from slipstream_core.drafting.drafter import Drafter
 from slipstream_core.drafting.ngram_drafter import NgramDrafter
 from slipstream_core.drafting.step_costs import StepCosts
+from slipstream_core.engine.build import drafter_of
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.llguidance_backend import Vocabulary, ids_as_mask
 from slipstream_core.grammar.matcher import GrammarMatcher, SharedGrammar

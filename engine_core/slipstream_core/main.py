@@ -20,12 +20,12 @@ from typing import Any
 import msgspec
 import zmq
 
-from slipstream_core.build import (
+from slipstream_core.config import CoreConfig
+from slipstream_core.engine.build import (
     Core,
     assemble_core,
     engine_of,
 )
-from slipstream_core.config import CoreConfig
 from slipstream_core.load_error import load_status
 from slipstream_core.ranks.processes import Ranks, import_ranks
 from slipstream_core.step.plan import TurnRunner

@@ -135,7 +135,7 @@ def test_the_command_line_loads_no_command_to_speak_of_itself(option: str) -> No
 )
 def test_a_command_loads_no_other(arguments: tuple[str, ...], module: str) -> None:
     commands = {
-        "slipstream.cli.serve",
+        "slipstream.cli.serving.serve",
         "slipstream.cli.generate",
         "slipstream.cli.chat",
         "slipstream.cli.run_batch",

@@ -11,7 +11,7 @@ from tests.api.vllm_page import PAGE, page_with, serve_options, tables
 import slipstream
 from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.stack_options import given_settings
-from slipstream.cli.serve import add_serve
+from slipstream.cli.serving.serve import add_serve
 from slipstream.errors import BadRequestError
 from slipstream.stack.settings import settings_from
 from slipstream.vllm_flags import (

@@ -21,8 +21,8 @@ import zmq
 from tests.helpers.admits import admit_of, with_fields
 from tests.helpers.patience import PATIENCE_S, Patience
 
-from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
+from slipstream_core.engine.build import Core, assemble_core
 from slipstream_core.runner.factory import load_runner
 from slipstream_core.runner.simulated.simulated_runner import SimulatedRunner
 from slipstream_core.step.plan import Runner, StepFailed, StepPlan, StepResult

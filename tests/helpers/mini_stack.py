@@ -17,8 +17,8 @@ from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream.demo_model import MODEL_PATH
 from slipstream.prompt_logprobs import PromptPieces
-from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
+from slipstream_core.engine.build import Core, assemble_core
 from slipstream_core.runner.factory import load_runner
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.history.token_log import history_digest

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
+from slipstream_core.engine.build import assemble_core
 from slipstream_core.runner.factory import load_runner
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import Deltas, Step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream_core.reasoning.reasoning_state import NEVER
+from slipstream_core.grammar.reasoning.reasoning_state import NEVER
 
 
 class WatchedReasoning:

@@ -33,7 +33,7 @@ from slipstream.client.client import Client
 from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import BadRequestError, RequestError, missing_option, wrong_option
 from slipstream.spelling import did_you_mean
-from slipstream.stack.plan.model_source import was_downloaded
+from slipstream.stack.plan.models.model_source import was_downloaded
 from slipstream_ipc.messages import ChatMessage, SamplingParams
 from slipstream_ipc.validation.simulated_model import SIMULATED
 

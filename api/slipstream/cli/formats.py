@@ -9,8 +9,8 @@ from typing import Any
 
 from slipstream.cli.options.parser import Parser, one_line
 from slipstream.errors import wrong_option
-from slipstream.stack.plan.gguf_folder import with_gguf_folder
-from slipstream.stack.plan.model_source import check_hub, model_and_tokenizer
+from slipstream.stack.plan.models.gguf_folder import with_gguf_folder
+from slipstream.stack.plan.models.model_source import check_hub, model_and_tokenizer
 from slipstream.stack.settings import settings_from
 from slipstream_ipc.formats.answer_format import delimiters
 from slipstream_ipc.formats.choose import FormatChoice, choose_format

@@ -25,18 +25,22 @@ from slipstream.cli.options.parser import (
 )
 
 _COMMANDS = {
-    "serve": Command("serve a model over HTTP and to Python", "slipstream.cli.serve:add_serve"),
+    "serve": Command(
+        "serve a model over HTTP and to Python", "slipstream.cli.serving.serve:add_serve"
+    ),
     "chat": Command("ask a question, or chat in the terminal", "slipstream.cli.chat:add_chat"),
     "generate": Command("continue a text", "slipstream.cli.generate:add_generate"),
     "run-batch": Command("answer a file of requests", "slipstream.cli.run_batch:add_run_batch"),
     "route": Command(
-        "serve HTTP over servers that run elsewhere", "slipstream.cli.route:add_route"
+        "serve HTTP over servers that run elsewhere", "slipstream.cli.serving.route:add_route"
     ),
     "replicas": Command(
-        "show what the replicas of a server do", "slipstream.cli.replicas:add_replicas"
+        "show what the replicas of a server do", "slipstream.cli.serving.replicas:add_replicas"
     ),
-    "drain": Command("drain a replica, and start it again", "slipstream.cli.drain:add_drain"),
-    "ray": Command("run replicas on a Ray cluster", "slipstream.cli.ray:add_ray"),
+    "drain": Command(
+        "drain a replica, and start it again", "slipstream.cli.serving.drain:add_drain"
+    ),
+    "ray": Command("run replicas on a Ray cluster", "slipstream.cli.serving.ray:add_ray"),
     "formats": Command(
         "list how answers are written, or say how a model's are",
         "slipstream.cli.formats:add_formats",
@@ -105,7 +109,7 @@ def _message_and_code(error: Exception, names: Mapping[str, str]) -> tuple[str, 
     names: what each option is called, or the line or the variable that it is from.
     """
     from slipstream.errors import BadRequestError, SlipstreamError
-    from slipstream.stack.plan.model_source import UnreachableHubError
+    from slipstream.stack.plan.models.model_source import UnreachableHubError
     from slipstream_ipc.telemetry.logs import LOG_LEVEL_VARIABLE
 
     if isinstance(error, BadRequestError):

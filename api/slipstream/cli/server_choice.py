@@ -26,7 +26,7 @@ from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import ConnectionLostError, SlipstreamError, wrong_option
 from slipstream.progress import Progress
 from slipstream.request.served_models import checked_model, find_model, listed_names
-from slipstream.stack.plan.model_source import model_and_tokenizer
+from slipstream.stack.plan.models.model_source import model_and_tokenizer
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import SHORT_LIVED, settings_from
 from slipstream.stack.stack import Stack

@@ -33,7 +33,7 @@ from slipstream.demo.screen import Pane, ScreenView
 from slipstream.errors import EngineError, SlipstreamError, wrong_option
 from slipstream.outputs import RequestOutput
 from slipstream.progress import Progress
-from slipstream.stack.log_level import log_level
+from slipstream.stack.plan.log_level import log_level
 from slipstream.stack.stack import Stack
 from slipstream.stack.supervisor_events import ProcessEnded, ProcessRestarted, SpareReady
 from slipstream_ipc.messages import Fault, SamplingParams

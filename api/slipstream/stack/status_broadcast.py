@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slipstream.stack.children.role_statistics import RoleStatistics
 from slipstream.stack.children.roles import Role
-from slipstream.stack.role_statistics import RoleStatistics
 from slipstream_ipc.process import Condition
 
 

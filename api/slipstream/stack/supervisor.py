@@ -55,9 +55,9 @@ from slipstream.stack.children.line_pipe import LineWriter
 from slipstream.stack.children.listeners import Listeners
 from slipstream.stack.children.process import Child, ChildExit, ChildSpec
 from slipstream.stack.children.process_usage import children_of, state_of
+from slipstream.stack.children.role_statistics import SUPERVISOR, RoleStatistics
 from slipstream.stack.children.roles import CORE, WORKER, Role
 from slipstream.stack.parent_watch import STANDARD_INPUT, watch_parent
-from slipstream.stack.role_statistics import SUPERVISOR, RoleStatistics
 from slipstream.stack.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUseError
 from slipstream.stack.signals import SignalQueue, has_terminal
 from slipstream.stack.status_broadcast import StatusBroadcast

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from slipstream.stack.role_statistics import RoleStatistics
+from slipstream.stack.children.role_statistics import RoleStatistics
 from slipstream_ipc.telemetry.logs import with_fields
 from slipstream_ipc.telemetry.statistics import CoreNumbers, Numbers, WorkerNumbers
 

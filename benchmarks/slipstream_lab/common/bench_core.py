@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from slipstream_core.build import Core
+from slipstream_core.engine.build import Core
 from slipstream_core.step.plan import Int32s, Runner, StepPlan, StepResult
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import StopSignal, report

@@ -29,8 +29,8 @@ from dataclasses import replace
 import numpy as np
 import zmq
 
-from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
+from slipstream_core.engine.build import assemble_core
 from slipstream_core.runner.simulated.simulated_runner import load_simulated
 from slipstream_core.step.plan import Runner, StepPlan
 from slipstream_ipc.columns import pack_u32

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from slipstream.stack.children.role_statistics import SUPERVISOR
 from slipstream.stack.fleet_supervisor import FleetSupervisor
 from slipstream.stack.plan.fleet_plan import plan_fleet
-from slipstream.stack.role_statistics import SUPERVISOR
 from slipstream.stack.settings import settings_from
 from slipstream.stack.supervisor_events import StackEvent
 from slipstream_ipc.telemetry.logs import configure_logging

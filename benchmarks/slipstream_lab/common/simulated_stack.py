@@ -28,7 +28,7 @@ import msgspec
 
 from slipstream.demo_model import MODEL_PATH
 from slipstream.stack.children.process import Child, ChildSpec
-from slipstream.stack.log_level import log_level
+from slipstream.stack.plan.log_level import log_level
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import settings_from
 from slipstream.stack.stack import Stack

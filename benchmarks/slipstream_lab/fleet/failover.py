@@ -26,7 +26,7 @@ from slipstream.cli.options.parser import Parser
 from slipstream.client.async_client import AsyncClient
 from slipstream.demo.gaps import GapSpan, longest_gap
 from slipstream.demo_model import MODEL_PATH
-from slipstream.stack.log_level import log_level
+from slipstream.stack.plan.log_level import log_level
 from slipstream.stack.supervisor_events import ProcessRestarted
 from slipstream_bench.common.measures import Row, cannot_measure
 from slipstream_bench.common.options import Option, add, fill_in, integer, number

@@ -32,8 +32,8 @@ from slipstream.client.connection.cluster import Cluster
 from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
-from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
+from slipstream_core.engine.build import assemble_core
 from slipstream_core.step.plan import Logprobs, ModelInfo, Runner
 from slipstream_ipc.history.pages import spans
 from slipstream_ipc.messages import ModelCard, Render, Rendered, SamplingParams

@@ -21,8 +21,8 @@ from typing import Literal
 import zmq
 from msgspec import Struct
 
-from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
+from slipstream_core.engine.build import Core, assemble_core
 from slipstream_core.runner.factory import import_runner, load_runner
 from slipstream_ipc.messages import Status, TokenizerReady
 from slipstream_ipc.process import StopSignal, report, start_child

@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
+from slipstream_core.engine.build import assemble_core
 from slipstream_core.runner.simulated.simulated_runner import SimulatedRunner, load_simulated
 from slipstream_core.step.plan import StepPlan, StepResult
 from slipstream_ipc.process import start_child

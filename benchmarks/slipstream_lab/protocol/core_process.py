@@ -12,8 +12,8 @@ from unittest.mock import patch
 import zmq
 from msgspec import Struct
 
-from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
+from slipstream_core.engine.build import Core, assemble_core
 from slipstream_core.runner.factory import import_runner, load_runner
 from slipstream_core.workers.sender import WorkerSender
 from slipstream_ipc.process import start_child
@@ -38,7 +38,7 @@ def main() -> int:
     codec = WholeHistories() if config.transport == "cumulative" else Counted()
 
     def assemble(context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller) -> Core:
-        with patch("slipstream_core.build.core_codec", lambda: codec):
+        with patch("slipstream_core.engine.build.core_codec", lambda: codec):
             core = assemble_core(config.core, load_runner(config.core), context, poller)
         if isinstance(codec, WholeHistories):
             codec.histories = core.tokens, core.logprobs

@@ -17,7 +17,7 @@ from pathlib import Path
 from slipstream.cli.options.parser import Parser
 from slipstream.client.placing.discovery import MAX_MEMBERS
 from slipstream.errors import wrong_option
-from slipstream.stack.log_level import log_level
+from slipstream.stack.plan.log_level import log_level
 from slipstream_bench.common.options import (
     Option,
     OptionType,

@@ -16,8 +16,8 @@ import zmq
 from tokenizers import Tokenizer
 
 from slipstream.demo_model import MODEL_PATH
-from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
+from slipstream_core.engine.build import assemble_core
 from slipstream_core.runner.factory import load_runner
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import ProtocolError

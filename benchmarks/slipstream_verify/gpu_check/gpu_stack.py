@@ -25,8 +25,8 @@ import msgspec
 import zmq
 
 from slipstream.stack.children.process import Child, ChildSpec
-from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
+from slipstream_core.engine.build import Core, assemble_core
 from slipstream_core.step.plan import Runner
 from slipstream_ipc.process import Activate
 from slipstream_lab.models.stand_in_tokenizer import stand_in_tokenizer

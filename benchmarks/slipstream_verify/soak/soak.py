@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from slipstream.cli.options.parser import Parser
 from slipstream.client.async_client import AsyncClient
-from slipstream.stack.log_level import log_level
+from slipstream.stack.plan.log_level import log_level
 from slipstream.stack.stack import Stack
 from slipstream.stack.supervisor_events import SpareReady
 from slipstream_bench.common import process_census

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slipstream.cli.event_printer import write_line
 from slipstream.cli.options.parser import Command, Parser, add_commands
 from slipstream.cli.options.stack_options import add_settings, given_settings
-from slipstream.cli.replicas import show_replicas
+from slipstream.cli.serving.event_printer import write_line
+from slipstream.cli.serving.replicas import show_replicas
 from slipstream.client.endpoints import KEYS_VARIABLE, default_runtime_dir
 from slipstream.client.placing.discovery import FLEET_NAME, INSTALL_RAY, MAX_MEMBERS, RAY, has_ray
 from slipstream.errors import missing_option, wrong_option

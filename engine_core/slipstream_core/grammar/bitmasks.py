@@ -26,7 +26,7 @@ from slipstream_core.grammar.matcher import (
     GrammarTooComplex,
     LexerFull,
 )
-from slipstream_core.reasoning.reasoning_state import Allowed, ReasoningState
+from slipstream_core.grammar.reasoning.reasoning_state import Allowed, ReasoningState
 from slipstream_core.step.limits import NO_ROW
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import Fault

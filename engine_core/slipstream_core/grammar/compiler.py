@@ -37,8 +37,8 @@ from slipstream_core.grammar.matcher import (
     LexerFull,
     SharedGrammar,
 )
+from slipstream_core.grammar.reasoning.reasoning_state import has_triggers, reasoning_state
 from slipstream_core.grammar.trial_client import GrammarTrial
-from slipstream_core.reasoning.reasoning_state import has_triggers, reasoning_state
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import Admit, Fault, StructuredOutputs
 from slipstream_ipc.telemetry.logs import of_requests

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.reasoning.reasoning_state import NEVER, ReasoningState
+from slipstream_core.grammar.reasoning.reasoning_state import NEVER, ReasoningState
 from slipstream_core.scheduler.request_table import RequestTable
 
 Int64s = npt.NDArray[np.int64]

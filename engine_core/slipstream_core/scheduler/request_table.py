@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_core.grammar.reasoning.reasoning_state import NEVER, ReasoningState
 from slipstream_core.kvcache.block_pool import NULL_BLOCK
-from slipstream_core.reasoning.reasoning_state import NEVER, ReasoningState
 from slipstream_core.scheduler.constraint_columns import ConstraintColumns, TokenConstraints
 from slipstream_core.scheduler.logprob_budget import step_len
 from slipstream_core.step.limits import NO_ROW

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from slipstream_core.grammar.matcher import GrammarMatcher
-from slipstream_core.reasoning.reasoning_state import ReasoningState
+from slipstream_core.grammar.reasoning.reasoning_state import ReasoningState
 from slipstream_core.scheduler.constraint_columns import token_constraints
 from slipstream_core.scheduler.request_table import NewRequest
 from slipstream_core.workers.adapters import Adapters

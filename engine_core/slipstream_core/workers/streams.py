@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from slipstream_core.engine_counters import EngineCounters
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.matcher import CallMatcher, GrammarMatcher
-from slipstream_core.reasoning.reasoning_state import reasoning_state
+from slipstream_core.grammar.reasoning.reasoning_state import reasoning_state
 from slipstream_core.scheduler.constraint_columns import permitted_mask
+from slipstream_core.scheduler.engine_counters import EngineCounters
 from slipstream_core.scheduler.logprob_budget import LogprobBudget, first_bytes, stream_bytes
 from slipstream_core.scheduler.scheduling import Scheduling
 from slipstream_core.step.limits import NO_ROW

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipstream.errors import BadRequestError
-from slipstream.stack.plan.model_options import core_model_options, worker_model_options
+from slipstream.stack.plan.models.model_options import core_model_options, worker_model_options
 from slipstream.stack.settings import settings_from
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from slipstream import BadRequestError
-from slipstream.stack.plan.model_source import check_hub, folder_or_hub_id, is_gguf
+from slipstream.stack.plan.models.model_source import check_hub, folder_or_hub_id, is_gguf
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import settings_from
 from slipstream_ipc.hub_id import split_revision

@@ -14,8 +14,13 @@ from tests.helpers.processes import started
 
 from slipstream.stack.children.process import Child, ChildExit, ChildSpec
 from slipstream.stack.children.process_usage import usage_of
+from slipstream.stack.children.role_statistics import (
+    LOAD_CHANGE_S,
+    REST_S,
+    STATISTICS_S,
+    RoleStatistics,
+)
 from slipstream.stack.children.roles import Role
-from slipstream.stack.role_statistics import LOAD_CHANGE_S, REST_S, STATISTICS_S, RoleStatistics
 from slipstream_ipc.messages import OwnProcess
 from slipstream_ipc.process import Condition
 from slipstream_ipc.telemetry.statistics import (

@@ -20,7 +20,7 @@ from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.http.config import FrontConfig
 from slipstream.http.credentials import Credentials
 from slipstream.stack.plan.front_plan import open_host
-from slipstream.stack.plan.model_source import model_and_tokenizer
+from slipstream.stack.plan.models.model_source import model_and_tokenizer
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import StackSettings, allowed_values, description, settings_from
 from slipstream_core.config import CoreConfig, LoraConfig

@@ -883,7 +883,7 @@ def test_one_that_is_stopped_before_it_has_its_configuration_ends_with_its_paren
 
 def test_a_supervisor_does_without_numpy() -> None:
     """It would take 6 MB, and a tenth of a second of the start."""
-    program = "import sys, slipstream.cli.serve; print('numpy' in sys.modules)"
+    program = "import sys, slipstream.cli.serving.serve; print('numpy' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

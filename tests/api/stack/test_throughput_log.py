@@ -10,8 +10,8 @@ from tests.helpers.patience import Patience
 
 from slipstream import Stack
 from slipstream.stack.children.process import ChildSpec
+from slipstream.stack.children.role_statistics import RoleStatistics
 from slipstream.stack.children.roles import Role
-from slipstream.stack.role_statistics import RoleStatistics
 from slipstream.stack.settings import SHORT_LIVED, settings_from
 from slipstream.stack.throughput_log import ThroughputLog
 from slipstream_ipc.telemetry.statistics import (

@@ -33,8 +33,8 @@ from slipstream_core.grammar.matcher import (
     GrammarMatcher,
     SharedGrammar,
 )
+from slipstream_core.grammar.reasoning.reasoning_state import ReasoningState
 from slipstream_core.model.tokenizer_file import find_tokenizer
-from slipstream_core.reasoning.reasoning_state import ReasoningState
 from slipstream_core.scheduler.constraint_columns import (
     TokenConstraints,
     allowed_mask,

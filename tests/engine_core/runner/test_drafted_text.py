@@ -14,8 +14,8 @@ import torch
 from msgspec.structs import replace
 from tests.helpers.told_drafts import ToldDrafts
 
-from slipstream_core.build import drafter_of
 from slipstream_core.config import CoreConfig, SpeculativeConfig
+from slipstream_core.engine.build import drafter_of
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.model.loader import load_model
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner

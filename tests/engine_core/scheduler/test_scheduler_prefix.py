@@ -27,9 +27,9 @@ from tests.helpers.new_requests import new_request
 from tests.helpers.scheduler_harness import scheduler_of
 from tests.helpers.watched_rows import WatchedReasoning
 
-from slipstream_core.engine_counters import EngineCounters
 from slipstream_core.kvcache.prefix_cache import next_digest
 from slipstream_core.scheduler import state_marks
+from slipstream_core.scheduler.engine_counters import EngineCounters
 from slipstream_core.scheduler.scheduler import NewRequest
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.history.token_log import TokenLog

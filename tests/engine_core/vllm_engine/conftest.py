@@ -8,8 +8,8 @@ import pytest
 from tests.helpers import fake_vllm
 from tests.helpers.core_box import CoreBox, boxes_of
 
-from slipstream_core.build import assemble_core, engine_of
 from slipstream_core.config import CoreConfig
+from slipstream_core.engine.build import assemble_core, engine_of
 from slipstream_core.vllm_engine.runner import VllmRunner
 from slipstream_core.vllm_engine.vllm_scheduler import VllmScheduler
 

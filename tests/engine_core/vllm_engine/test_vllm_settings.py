@@ -11,8 +11,8 @@ import pytest
 from tests.helpers import fake_vllm
 from tests.helpers.admits import admit_of, with_fields
 
-from slipstream_core.build import engine_of
 from slipstream_core.config import CoreConfig
+from slipstream_core.engine.build import engine_of
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.fingerprint import fingerprint_of
 from slipstream_core.step.plan import TurnRunner

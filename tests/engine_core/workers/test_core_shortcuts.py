@@ -17,8 +17,8 @@ from msgspec import msgpack
 from tests.helpers.admits import admit_of
 
 from slipstream_core import _native
-from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
+from slipstream_core.engine.build import assemble_core
 from slipstream_core.step.plan import Logprobs, ModelInfo, Runner
 from slipstream_core.workers import report_reader, sender
 from slipstream_ipc.columns import pack_u32, pack_u64

@@ -13,7 +13,7 @@ from tests.helpers.answers import read
 from tests.helpers.grammar_walk import SmallModel, compiled_for, model_of, walk
 
 from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
-from slipstream_core.reasoning.reasoning_state import ReasoningState
+from slipstream_core.grammar.reasoning.reasoning_state import ReasoningState
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
 from slipstream_ipc.formats.table import CALLS, REASONING, WHOLE, compose

@@ -19,7 +19,7 @@ from tests.helpers.answers import (
     to_items,
 )
 
-from slipstream_core.reasoning.reasoning_state import Allowed, ReasoningState
+from slipstream_core.grammar.reasoning.reasoning_state import Allowed, ReasoningState
 from slipstream_ipc.formats.table import find_format
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions
 from slipstream_worker.formats.channel_header import MAX_HEADER_CHARS

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pytest
 from tests.helpers.grammar_walk import SmallModel
 
-from slipstream_core.reasoning.reasoning_state import Allowed, ReasoningState
+from slipstream_core.grammar.reasoning.reasoning_state import Allowed, ReasoningState
 from slipstream_ipc.formats.answer_format import delimiters
 from slipstream_ipc.formats.table import CALLS, REASONING, compose, find_format
 from slipstream_ipc.messages.answer import AnswerOptions, EventKind

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from tests.helpers.patience import PATIENCE_S
 
-from slipstream.cli.serve import DEFAULT_HTTP_PORT
+from slipstream.cli.serving.serve import DEFAULT_HTTP_PORT
 from slipstream.http.admin.metrics import _FAMILIES
 from slipstream.http.endpoints import openapi
 from slipstream.stack.plan.front_plan import API_KEY_VARIABLE

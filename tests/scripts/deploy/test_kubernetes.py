@@ -26,8 +26,8 @@ from tests.helpers.processes import started
 from slipstream.cli.keys import add_rank, make_folder
 from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.stack_options import given_settings
-from slipstream.cli.route import add_route
-from slipstream.cli.serve import DEFAULT_HTTP_PORT, add_serve
+from slipstream.cli.serving.route import add_route
+from slipstream.cli.serving.serve import DEFAULT_HTTP_PORT, add_serve
 from slipstream.demo_model import MODEL_PATH
 from slipstream.http.admin.metrics import _FAMILIES, PREFIX
 from slipstream.http.endpoints import openapi

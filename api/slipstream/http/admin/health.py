@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from slipstream.stack.role_statistics import SUPERVISOR
+from slipstream.stack.children.role_statistics import SUPERVISOR
 from slipstream_ipc.process import SILENT_S, role_of
 
 _ENGINE_PROCESSES = ("core", "worker", "tokenizer")  # without one of these, requests wait

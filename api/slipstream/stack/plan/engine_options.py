@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from slipstream.errors import wrong_option
-from slipstream.stack.plan.model_options import json_object
-from slipstream.stack.plan.model_source import RANDOM, is_gguf
+from slipstream.stack.plan.models.model_options import json_object
+from slipstream.stack.plan.models.model_source import RANDOM, is_gguf
 from slipstream.stack.settings import StackSettings
 from slipstream_ipc.validation.simulated_model import SIMULATED
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 
 from slipstream.errors import wrong_option
-from slipstream.stack.log_level import check_log_level
 from slipstream.stack.plan.child_spec import child_spec
-from slipstream.stack.plan.gguf_folder import with_gguf_folder
-from slipstream.stack.plan.model_source import (
+from slipstream.stack.plan.log_level import check_log_level
+from slipstream.stack.plan.models.gguf_folder import with_gguf_folder
+from slipstream.stack.plan.models.model_source import (
     RANDOM,
     hub_environment,
     model_and_tokenizer,

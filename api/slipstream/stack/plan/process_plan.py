@@ -20,14 +20,14 @@ from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.errors import bad_request, wrong_option
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.children.roles import CORE, WORKER
-from slipstream.stack.log_level import check_log_level
 from slipstream.stack.plan.adapters import lora_options
 from slipstream.stack.plan.child_spec import child_spec
 from slipstream.stack.plan.engine_options import VLLM, check_engine, engine_options, engine_python
 from slipstream.stack.plan.front_plan import front_specs
-from slipstream.stack.plan.gguf_folder import with_gguf_folder
-from slipstream.stack.plan.model_options import core_model_options, worker_model_options
-from slipstream.stack.plan.model_source import (
+from slipstream.stack.plan.log_level import check_log_level
+from slipstream.stack.plan.models.gguf_folder import with_gguf_folder
+from slipstream.stack.plan.models.model_options import core_model_options, worker_model_options
+from slipstream.stack.plan.models.model_source import (
     RANDOM,
     has_ends,
     hub_environment,

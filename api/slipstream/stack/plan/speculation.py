@@ -6,7 +6,7 @@ from typing import Any
 
 from slipstream.errors import wrong_option
 from slipstream.spelling import did_you_mean
-from slipstream.stack.plan.model_options import json_object
+from slipstream.stack.plan.models.model_options import json_object
 from slipstream.stack.settings import StackSettings
 
 _OPTION = "speculative_config"

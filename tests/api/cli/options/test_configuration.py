@@ -18,7 +18,7 @@ from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.sampling_options import sampling_params_of
 from slipstream.cli.options.stack_options import given_settings
 from slipstream.cli.run_batch import add_run_batch
-from slipstream.cli.serve import add_serve
+from slipstream.cli.serving.serve import add_serve
 from slipstream.stack.settings import StackSettings
 
 

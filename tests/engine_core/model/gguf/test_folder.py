@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.helpers.gguf_models import FAMILIES, make_model, write_gguf, write_tokenizer
 
-from slipstream.stack.plan.model_source import is_gguf
+from slipstream.stack.plan.models.model_source import is_gguf
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.fingerprint import fingerprint_of_files
 from slipstream_core.model.gguf.folder import (

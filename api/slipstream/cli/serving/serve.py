@@ -9,20 +9,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from slipstream.cli.event_printer import EventPrinter, key_hint, write_line
 from slipstream.cli.options.configuration import SETTINGS, add_config
 from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.stack_options import add_settings, given_settings
+from slipstream.cli.serving.event_printer import EventPrinter, key_hint, write_line
 from slipstream.client.endpoints import KEYS_VARIABLE, default_runtime_dir
 from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import wrong_option
+from slipstream.stack.children.role_statistics import SUPERVISOR
 from slipstream.stack.fleet_supervisor import FleetSupervisor
 from slipstream.stack.plan.fleet_plan import plan_fleet
 from slipstream.stack.plan.front_plan import API_KEY_VARIABLE, has_api_keys, open_host
 from slipstream.stack.plan.node_plan import plan_node
 from slipstream.stack.plan.nodes import local_ranks
 from slipstream.stack.plan.process_plan import plan_stack
-from slipstream.stack.role_statistics import SUPERVISOR
 from slipstream.stack.settings import StackSettings, settings_from
 from slipstream.stack.supervisor import Supervisor
 from slipstream.tracing.part_files import checked_trace, discard_parts

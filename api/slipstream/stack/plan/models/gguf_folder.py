@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from slipstream.errors import wrong_option
-from slipstream.stack.plan.model_source import folder_or_hub_id, is_gguf
+from slipstream.stack.plan.models.model_source import folder_or_hub_id, is_gguf
 from slipstream.stack.settings import StackSettings
 
 _PROGRAM = "slipstream_core.model.gguf"

@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from slipstream.cli.event_printer import write_line
 from slipstream.cli.options.parser import Parser
+from slipstream.cli.serving.event_printer import write_line
 from slipstream.client.client import Client
 from slipstream.client.endpoints import (
     LOCK_NAME,

@@ -6,15 +6,15 @@ import argparse
 import os
 from pathlib import Path
 
-from slipstream.cli.event_printer import EventPrinter, key_hint
 from slipstream.cli.options.configuration import SETTINGS, add_config
 from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.stack_options import add_settings, given_settings
-from slipstream.cli.serve import DEFAULT_HTTP_PORT
+from slipstream.cli.serving.event_printer import EventPrinter, key_hint
+from slipstream.cli.serving.serve import DEFAULT_HTTP_PORT
 from slipstream.client.endpoints import KEYS_VARIABLE, default_runtime_dir, server_endpoint
+from slipstream.stack.children.role_statistics import SUPERVISOR
 from slipstream.stack.plan.front_plan import API_KEY_VARIABLE, has_api_keys, open_host
 from slipstream.stack.plan.process_plan import plan_fronts
-from slipstream.stack.role_statistics import SUPERVISOR
 from slipstream.stack.settings import HTTP, group_of, settings_from
 from slipstream.stack.supervisor import Supervisor
 from slipstream_ipc.telemetry.logs import configure_logging

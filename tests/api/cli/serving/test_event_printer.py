@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.cli.event_printer import EventPrinter, key_hint
+from slipstream.cli.serving.event_printer import EventPrinter, key_hint
 from slipstream.client.endpoints import default_address
 from slipstream.stack.supervisor_events import (
     ProcessEnded,

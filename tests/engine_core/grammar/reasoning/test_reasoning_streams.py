@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from slipstream.demo_model import MODEL_PATH
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
-from slipstream_core.reasoning.reasoning_state import Allowed, ReasoningState
+from slipstream_core.grammar.reasoning.reasoning_state import Allowed, ReasoningState
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from tests.helpers.new_requests import new_request
 
-from slipstream_core.reasoning.reasoning_state import NEVER, Allowed, ReasoningState
+from slipstream_core.grammar.reasoning.reasoning_state import NEVER, Allowed, ReasoningState
 from slipstream_core.scheduler.reasoning_rows import ReasoningRows
 from slipstream_core.scheduler.request_table import RequestTable
 from slipstream_ipc.messages import ReasoningIds, ReasoningSequences

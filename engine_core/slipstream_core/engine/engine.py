@@ -28,8 +28,8 @@ from typing import Generic
 import numpy as np
 import zmq
 
-from slipstream_core.engine_counters import EngineCounters
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
+from slipstream_core.scheduler.engine_counters import EngineCounters
 from slipstream_core.scheduler.scheduling import Scheduling
 from slipstream_core.step.plan import StepFailed, TurnRunner, TurnT
 from slipstream_core.workers.handler import WorkerHandler

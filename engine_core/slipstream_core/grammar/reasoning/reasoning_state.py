@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from msgspec.structs import replace
 
-from slipstream_core.reasoning.delimiters import DelimiterMove, IdPlace, delimiter_automaton
+from slipstream_core.grammar.reasoning.delimiters import DelimiterMove, IdPlace, delimiter_automaton
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.messages import Admit, ReasoningIds
 from slipstream_ipc.messages.answer import ReasoningPlace

@@ -23,8 +23,7 @@ from slipstream_core.drafting.ngram_drafter import NgramDrafter
 from slipstream_core.drafting.prediction_drafter import PredictionDrafter
 from slipstream_core.drafting.step_costs import StepCosts
 from slipstream_core.drafting.suffix_drafter import SuffixDrafter
-from slipstream_core.engine import Engine
-from slipstream_core.engine_counters import EngineCounters
+from slipstream_core.engine.engine import Engine
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.grammar_drafter import GrammarDrafter
@@ -33,6 +32,7 @@ from slipstream_core.model.fingerprint import fingerprint_of
 from slipstream_core.model.host_memory import read_host_memory
 from slipstream_core.model.tokenizer_file import find_tokenizer
 from slipstream_core.runner.factory import import_runner, load_runner, with_device_defaults
+from slipstream_core.scheduler.engine_counters import EngineCounters
 from slipstream_core.scheduler.logprob_budget import LogprobBudget
 from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.scheduler.scheduling import Scheduling

@@ -1,0 +1,1 @@
+"""The commands that run servers, and those that look after running ones."""

@@ -1,0 +1,1 @@
+"""The loop of a core, and what it is assembled from."""
