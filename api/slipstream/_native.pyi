@@ -8,13 +8,11 @@ import numpy.typing as npt
 
 from slipstream.client.streams.received_ids import ReceivedIds
 from slipstream.client.streams.received_positions import ReceivedPositions
+from slipstream_ipc.arrays import Int64s, UInt32s, UInt64s
 from slipstream_ipc.transport.link import Link
 from slipstream_ipc.transport.local_socket import LocalConnection
 
 Item = TypeVar("Item")
-Int64s = npt.NDArray[np.int64]
-UInt32s = npt.NDArray[np.uint32]
-UInt64s = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.intp]
 TailColumns = tuple[bytes, bytes, bytes]
 

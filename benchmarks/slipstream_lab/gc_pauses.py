@@ -30,7 +30,6 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from tokenizers import Tokenizer
 
@@ -42,6 +41,7 @@ from slipstream_bench.common.pictures import grouped_bars
 from slipstream_bench.common.provenance import package_version
 from slipstream_bench.common.report import add_common, check_common, median_rows, print_rows
 from slipstream_bench.common.variants import params_of
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_lab.common.collection_watch import CollectionWatch
 from slipstream_lab.output_path.delta_readers import TogetherReader
@@ -49,7 +49,6 @@ from slipstream_lab.output_path.in_process_path import OutputPath
 from slipstream_lab.output_path.stopwatch import Stopwatch
 from slipstream_lab.output_path.workload import detokenizers_of, make_workload
 
-Int64s = npt.NDArray[np.int64]
 COMPARED = ("lists_of_lists", "ints", "columns")
 SHAPES = (*COMPARED, "product")
 WARM_UP_STEPS = 20  # until buffers have grown and the setup has been collected

@@ -7,14 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc._native import TokenPages
+from slipstream_ipc.arrays import Bools, Int64s
 from slipstream_ipc.history.cursors import Cursors
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import LogprobColumns
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.transport.link import Link
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 class NgramIndex:
     """By row, what followed its last tokens when they occurred before: the longest of `least` to

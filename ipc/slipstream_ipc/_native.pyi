@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_ipc.arrays import Int64s, UInt32s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import Control, Frame, LogprobColumns
 from slipstream_ipc.row_set import RowSet
@@ -15,8 +16,6 @@ Body = TypeVar("Body")
 Receipt = TypeVar("Receipt")
 Encode = Callable[[Any], bytes]  # of a frame
 Write = Callable[[bytes], bool]  # whether the bytes have left
-Int64s = npt.NDArray[np.int64]
-UInt32s = npt.NDArray[np.uint32]
 
 class LinkNumbers(Generic[Receipt]):
     """The numbers of one end of one attach.

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_ipc.arrays import Float32s, UInt32s
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
     MAX_CALLS,
@@ -17,9 +18,6 @@ from slipstream_ipc.messages import (
     Report,
     Step,
 )
-
-UInt32s = npt.NDArray[np.uint32]
-Float32s = npt.NDArray[np.float32]
 
 _U32 = np.dtype("<u4")
 _F32 = np.dtype("<f4")

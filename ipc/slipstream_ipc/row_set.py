@@ -7,9 +7,8 @@ from itertools import count
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
+from slipstream_ipc.arrays import Int64s
 
 _versions = count()
 

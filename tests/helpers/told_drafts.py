@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.drafting.drafter import Drafts
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
-
-Int64s = npt.NDArray[np.int64]
 
 
 class ToldDrafts:

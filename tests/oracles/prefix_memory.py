@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream.client.placing.prefix_memory import SET_SIZE
 from slipstream.client.placing.rendezvous import mix64
-
-Int64s = npt.NDArray[np.int64]
-Uint64s = npt.NDArray[np.uint64]
-Float64s = npt.NDArray[np.float64]
+from slipstream_ipc.arrays import Float64s, Int64s, UInt64s
 
 
 class ReferenceTable:
@@ -24,7 +20,7 @@ class ReferenceTable:
 
     @staticmethod
     def known_depths(
-        tags: Uint64s,
+        tags: UInt64s,
         times: Float64s,
         chain: Int64s,
         salts: Sequence[int],
@@ -44,7 +40,7 @@ class ReferenceTable:
 
     @staticmethod
     def remember_chain(
-        tags: Uint64s, times: Float64s, chain: Int64s, salt: int, now: float
+        tags: UInt64s, times: Float64s, chain: Int64s, salt: int, now: float
     ) -> None:
         """Put the hashes into their sets; the shortest beginning is the last one there."""
         for tag in _tags_of(chain, salt)[::-1]:
@@ -57,5 +53,5 @@ class ReferenceTable:
             row[0], row_times[0] = tag, now
 
 
-def _tags_of(chain: Int64s, salt: int) -> Uint64s:
+def _tags_of(chain: Int64s, salt: int) -> UInt64s:
     return mix64(chain.view(np.uint64) ^ np.uint64(salt))

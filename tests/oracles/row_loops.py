@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from slipstream_ipc.arrays import Int64s, UInt32s
 from slipstream_ipc.columns import pack_u32
 from slipstream_worker.detokenizer.text_columns import TextColumns
-from slipstream_worker.streams.row_loops import Buffer, Entries, Int64s, UInt32s, Views
+from slipstream_worker.streams.row_loops import Buffer, Entries, Views
 
 
 class ReferenceLoops:

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_ipc.arrays import Int64s, UInt32s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import Rows, RowSet, array_of
-
-Int64s = npt.NDArray[np.int64]
-UInt32s = npt.NDArray[np.uint32]
 
 
 def has_marked(marks: npt.NDArray[np.bool_], token_ids: UInt32s) -> bool:

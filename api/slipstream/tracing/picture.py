@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.errors import bad_request, wrong_option
-from slipstream.tracing.trace_events import Int64s, TraceTimeline, Track
+from slipstream.tracing.trace_events import TraceTimeline, Track
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.telemetry.trace import NO_STEP
 

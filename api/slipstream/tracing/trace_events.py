@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.errors import bad_request
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.telemetry.trace import NO_STEP
 
@@ -28,7 +29,6 @@ _CHUNK = 8192  # events converted to objects at a time, while a file is written
 _GZIP_MAGIC = b"\x1f\x8b"
 
 Strings = npt.NDArray[np.str_]
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ import msgspec
 import zmq
 
 from slipstream_core.engine.build import Core
-from slipstream_core.step.plan import Int32s, Runner, StepPlan, StepResult
+from slipstream_core.step.plan import Runner, StepPlan, StepResult
+from slipstream_ipc.arrays import Int32s
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import StopSignal, report
 

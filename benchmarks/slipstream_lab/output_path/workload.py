@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from slipstream_bench.common.variants import NUM_LOGPROBS, Variant, params_of
+from slipstream_ipc.arrays import Float32s, UInt32s
 from slipstream_worker.detokenizer.compiler import UnsupportedDecoder, compile_table
 from slipstream_worker.detokenizer.factory import (
     DetokenizerFactory,
@@ -24,9 +24,6 @@ from slipstream_worker.detokenizer.factory import (
 
 _NUM_FILES = 60  # files of the standard library
 _SEED = 0
-
-UInt32s = npt.NDArray[np.uint32]
-Float32s = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

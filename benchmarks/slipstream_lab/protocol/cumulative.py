@@ -14,9 +14,9 @@ import time
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.columns import pack_f32, pack_u32, u32
 from slipstream_ipc.history.logprob_log import LogprobLog
 from slipstream_ipc.history.token_log import TokenLog
@@ -33,8 +33,6 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.messages.budgets import MAX_CORE_MESSAGE_BYTES
 from slipstream_ipc.transport.codec import Codec
-
-Int64s = npt.NDArray[np.int64]
 
 
 class SentSteps(Struct):

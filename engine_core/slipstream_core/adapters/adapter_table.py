@@ -14,7 +14,8 @@ import numpy as np
 from slipstream_core.adapters.adapter_file import Factors
 from slipstream_core.adapters.sites import Site
 from slipstream_core.kernels.cpu.kernels import Adapted, Kernels
-from slipstream_core.kernels.cpu.step_adapters import Int32s, StepAdapters
+from slipstream_core.kernels.cpu.step_adapters import StepAdapters
+from slipstream_ipc.arrays import Int32s
 
 
 class AdapterTable:

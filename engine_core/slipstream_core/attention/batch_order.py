@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slipstream_core.step.plan import Int32s, Int64s, StepPlan
+from slipstream_core.step.plan import StepPlan
+from slipstream_ipc.arrays import Int32s, Int64s
 
 Selector = slice | Int64s
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from slipstream_core.step.plan import Int32s, Int64s, StepPlan
+from slipstream_core.step.plan import StepPlan
 from slipstream_core.step.staging import Copies, Staging
+from slipstream_ipc.arrays import Int32s, Int64s
 
 _STAGING_BYTES = 1 << 16  # grows with what is appended in a step
 _MULTIPLE = 16  # of entries; rows are aligned for kernels

@@ -26,7 +26,8 @@ from slipstream_core.attention.kv_cache import LayerCache
 from slipstream_core.attention.torch_backend import Scratch, TorchAttention
 from slipstream_core.kernels.cpu.kernels import Decode, Kernels, dense_rows
 from slipstream_core.kernels.cpu.step_adapters import StepAdapters
-from slipstream_core.step.plan import Int64s, StepPlan
+from slipstream_core.step.plan import StepPlan
+from slipstream_ipc.arrays import Int64s
 
 
 class CpuContext:

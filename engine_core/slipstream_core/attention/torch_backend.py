@@ -34,8 +34,9 @@ from slipstream_core.attention.cache_formats import decoded
 from slipstream_core.attention.fixed_shape import FIXED_SHAPE, FixedShapeBackend
 from slipstream_core.attention.interface import AttentionParams
 from slipstream_core.attention.kv_cache import LayerCache, widest_block
-from slipstream_core.step.plan import Bools, Int32s, StepPlan
+from slipstream_core.step.plan import StepPlan
 from slipstream_core.step.staging import to_device
+from slipstream_ipc.arrays import Bools, Int32s
 
 _Sight = tuple[int | None, int | None]  # a window and a chunk
 

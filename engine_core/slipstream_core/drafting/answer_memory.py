@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-UInt32s = npt.NDArray[np.uint32]
+from slipstream_ipc.arrays import UInt32s
 
 MATCH = 4  # tokens that have to be equal
 _MAX_TOKENS = 4096  # of an answer: taking it in must not hold up a step

@@ -8,14 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
+from slipstream_ipc.arrays import Int64s, UInt32s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
-
-Int64s = npt.NDArray[np.int64]
-UInt32s = npt.NDArray[np.uint32]
 
 
 class Drafts(NamedTuple):

@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core.drafting.drafter import Drafts
 from slipstream_core.drafting.step_costs import StepCosts
-
-Int64s = npt.NDArray[np.int64]
 
 
 class Guess(NamedTuple):

@@ -14,16 +14,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core import _native
 from slipstream_core.drafting.drafter import Drafts
 from slipstream_core.drafting.step_costs import StepCosts
+from slipstream_ipc.arrays import Int64s, UInt32s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
-
-Int64s = npt.NDArray[np.int64]
-UInt32s = npt.NDArray[np.uint32]
 
 _MAX_TAKEN = 2048  # tokens of prompts that are taken in with one step
 _MAX_WEIGHED = 256  # drafts among which a step's are chosen

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-Float64s = npt.NDArray[np.float64]
-Int64s = npt.NDArray[np.int64]
+from slipstream_ipc.arrays import Float64s, Int64s
 
 # What a step that is planned behind the one before, not beside it, costs besides (seconds): the
 # core appends, plans and launches while the device waits.

@@ -13,17 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core.drafting.answer_memory import MATCH, AnswerMemory, Place
 from slipstream_core.drafting.drafter import Drafter, Drafts
 from slipstream_core.drafting.guesses import Guess, joined, pays, with_guesses
 from slipstream_core.drafting.step_costs import StepCosts
+from slipstream_ipc.arrays import Int64s, UInt32s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
-
-Int64s = npt.NDArray[np.int64]
-UInt32s = npt.NDArray[np.uint32]
 
 _FIRST_SHARE = 0.6
 _SMOOTHING = 0.2

@@ -54,7 +54,7 @@ from slipstream_core.states.flat_step import FlatContext, FlatStep, attention_of
 from slipstream_core.states.mixers import MixingContext
 from slipstream_core.states.state_cache import MixerStates
 from slipstream_core.states.state_pool import StatePool, StateStep
-from slipstream_core.step.plan import Int32s, Int64s
+from slipstream_ipc.arrays import Int32s, Int64s
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core.grammar.llguidance_backend import fill_masks, ids_as_mask, num_words
 from slipstream_core.grammar.matcher import (
@@ -28,13 +27,12 @@ from slipstream_core.grammar.matcher import (
 )
 from slipstream_core.grammar.reasoning.reasoning_state import Allowed, ReasoningState
 from slipstream_core.step.limits import NO_ROW
+from slipstream_ipc.arrays import Int32s, Int64s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import Fault
 
 logger = logging.getLogger(__name__)
 
-Int64s = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
 
 _EVERYTHING = -1  # 32 set bits
 

@@ -17,13 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from slipstream_ipc.arrays import Int32s
 from slipstream_ipc.errors import brief
-
-Int32s = npt.NDArray[np.int32]
-
 
 _LEXER_FULL = "too many states"
 _MAX_RENEWED = 3  # full lexers per stream: their states are never freed (decision 021)

@@ -15,11 +15,8 @@ block each takes a few operations.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from slipstream_ipc.arrays import Bools, Int32s
 
 NULL_BLOCK = 0
 

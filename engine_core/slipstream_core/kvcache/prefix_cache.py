@@ -20,12 +20,9 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core.kvcache.block_pool import BlockPool
-
-Int32s = npt.NDArray[np.int32]
-UInt32s = npt.NDArray[np.uint32]
+from slipstream_ipc.arrays import Int32s, UInt32s
 
 _DIGEST_BYTES = 16
 _U32 = np.dtype("<u4")

@@ -19,18 +19,16 @@ import time
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core.step.buffer import PlanBounds, PlanBuffer
 from slipstream_core.step.plan import StepPlan
+from slipstream_ipc.arrays import Int64s
 
 NUM_SLOTS = 4  # one step runs, another one waits; two more that slower ranks still read
 
 _PAGE: Final = mmap.PAGESIZE
 _LINE: Final = 64  # bytes of one rank's counter
 _MAX_READERS = _PAGE // _LINE
-
-Int64s = npt.NDArray[np.int64]
 
 
 class BusStalledError(RuntimeError):

@@ -23,7 +23,8 @@ from slipstream_core.sharding.collectives import ExchangeFailed
 from slipstream_core.sharding.rank import Rank
 from slipstream_core.step.buffer import PlanBounds, PlanBoundsError, PlanBytesError
 from slipstream_core.step.limits import MAX_POSITIONS
-from slipstream_core.step.plan import Int32s, StepFailed, StepPlan, StepResult
+from slipstream_core.step.plan import StepFailed, StepPlan, StepResult
+from slipstream_ipc.arrays import Int32s
 
 logger = logging.getLogger(__name__)
 

@@ -73,16 +73,9 @@ from slipstream_core.sampling.whole_vocab_sampling import (
     WholeVocabSampler,
 )
 from slipstream_core.step.buffer import Field, Layout, Page
-from slipstream_core.step.plan import (
-    BY_TOKEN,
-    COLUMNS,
-    TRUNCATING,
-    Float32s,
-    Int32s,
-    Int64s,
-    StepPlan,
-)
+from slipstream_core.step.plan import BY_TOKEN, COLUMNS, TRUNCATING, StepPlan
 from slipstream_core.step.staging import Copies, CopyEvent, Staging, in_device, to_device
+from slipstream_ipc.arrays import Float32s, Int32s, Int64s
 
 logger = logging.getLogger(__name__)
 

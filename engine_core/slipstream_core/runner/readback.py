@@ -20,10 +20,10 @@ from slipstream_core.sampling.sampler import RawLogprobs
 from slipstream_core.step.buffer import Field, Layout
 from slipstream_core.step.plan import Candidates, Logprobs, StepPlan, StepResult
 from slipstream_core.step.staging import Copies, CopyEvent, in_device
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 
-Int64s = npt.NDArray[np.int64]
 Wide = tuple[tuple[int, Candidates | PendingLogprobs], ...]  # (sampled row, its candidates)
 Prompts = tuple[Candidates | PendingLogprobs, ...]
 

@@ -72,15 +72,9 @@ from slipstream_core.states.mixers import MixingContext
 from slipstream_core.states.state_pool import StatePool, StateStep
 from slipstream_core.step.device_thread import DeviceThread
 from slipstream_core.step.drafts import unfold
-from slipstream_core.step.plan import (
-    Int32s,
-    Int64s,
-    ModelInfo,
-    StepFailed,
-    StepPlan,
-    StepResult,
-)
+from slipstream_core.step.plan import ModelInfo, StepFailed, StepPlan, StepResult
 from slipstream_core.step.staging import CardCopies, Copies, Staging, to_device
+from slipstream_ipc.arrays import Int32s, Int64s
 from slipstream_ipc.messages import AdapterRef
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 

@@ -18,8 +18,8 @@ import torch
 
 from slipstream_core.sampling.top_tokens import most_likely
 from slipstream_core.step.buffer import Field, Layout
-from slipstream_core.step.plan import Int64s
 from slipstream_core.step.staging import Copies, CopyEvent, in_device, to_device
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.history.wide_logprobs import Candidates, joined
 
 _LOGITS_AT_ONCE = 2**22  # temporaries of 16 MiB each

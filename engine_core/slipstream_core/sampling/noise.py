@@ -18,9 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-UInt32s = npt.NDArray[np.uint32]
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
+from slipstream_ipc.arrays import Int32s, Int64s, UInt32s
 
 _MUL_1 = 0x85EBCA6B
 _MUL_2 = 0xC2B2AE35

@@ -41,14 +41,9 @@ from slipstream_core.sampling.top_k_top_p import (
 )
 from slipstream_core.sampling.top_tokens import logprob_columns, most_likely
 from slipstream_core.sampling.whole_vocab_sampling import Draws
-from slipstream_core.step.plan import (
-    Float32s,
-    Int32s,
-    Int64s,
-    ListedLogprobs,
-    StepPlan,
-)
+from slipstream_core.step.plan import ListedLogprobs, StepPlan
 from slipstream_core.step.staging import to_device
+from slipstream_ipc.arrays import Float32s, Int32s, Int64s
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 
 if TYPE_CHECKING:

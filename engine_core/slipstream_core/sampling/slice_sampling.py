@@ -40,8 +40,9 @@ from slipstream_core.sharding.collectives import (
     slice_of,
 )
 from slipstream_core.sharding.rank import Rank
-from slipstream_core.step.plan import Int64s, StepFailed, StepPlan
+from slipstream_core.step.plan import StepFailed, StepPlan
 from slipstream_core.step.staging import to_device
+from slipstream_ipc.arrays import Int64s
 
 # in place of an id: the row has to be brought together (decision 036)
 _FURTHER = -1

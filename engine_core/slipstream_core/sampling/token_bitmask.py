@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from slipstream_core.step.plan import Int32s, Int64s, StepPlan
+from slipstream_core.step.plan import StepPlan
 from slipstream_core.step.staging import to_device
+from slipstream_ipc.arrays import Int32s, Int64s
 
 _LOGITS_AT_ONCE = 2**25  # temporaries of 128 MiB each
 

@@ -18,8 +18,9 @@ import torch
 
 from slipstream_core.sampling.noise import draw, exponential, row_keys, rows_per_chunk
 from slipstream_core.sampling.top_tokens import most_likely
-from slipstream_core.step.plan import TRUNCATING, Bools, Int32s, Int64s, StepPlan
+from slipstream_core.step.plan import TRUNCATING, StepPlan
 from slipstream_core.step.staging import to_device
+from slipstream_ipc.arrays import Bools, Int32s, Int64s
 
 if TYPE_CHECKING:
     from slipstream_core.sampling.whole_vocab_sampling import WholeVocabSampler

@@ -14,11 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core.kvcache.snapshots import Snapshots
-
-Int64s = npt.NDArray[np.int64]
+from slipstream_ipc.arrays import Int64s
 
 _NONE = -1
 

@@ -26,12 +26,10 @@ from slipstream_core.step.constraint_plan import (
     ConstraintRefill,
     StepConstraints,
 )
+from slipstream_ipc.arrays import Float32s, Int64s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import SamplingParams
 from slipstream_ipc.validation.token_constraints import MAX_BAD_WORD_TOKENS, Words
-
-Int64s = npt.NDArray[np.int64]
-Float32s = npt.NDArray[np.float32]
 
 _NONE: Int64s = np.empty(0, np.int64)
 _TAIL = MAX_BAD_WORD_TOKENS - 1

@@ -39,11 +39,9 @@ from slipstream_core.scheduler.request_table import Acked, RequestTable, SlotTab
 from slipstream_core.scheduler.step_builder import TokenColumns
 from slipstream_core.step.plan import FrontSaves
 from slipstream_ipc._native import RowAppender
+from slipstream_ipc.arrays import Int32s, Int64s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import NO_ROWS, RowSet
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
 
 _UNBOUNDED = np.iinfo(np.int64).max
 _MAX_AHEAD = 8  # steps

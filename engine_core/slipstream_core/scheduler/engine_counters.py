@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core.scheduler.scheduling import Scheduling
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.telemetry.histogram import BriefHistogramBuilder, HistogramBuilder
 from slipstream_ipc.telemetry.statistics import (
     CoreCounters,
@@ -25,8 +25,6 @@ from slipstream_ipc.telemetry.statistics import (
     CoreNumbers,
 )
 from slipstream_ipc.telemetry.timeline import RecentSpans
-
-Int64s = npt.NDArray[np.int64]
 
 _MOST_NAME_BYTES = 512  # of adapters; a process's numbers fit into a line
 

@@ -10,17 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
 from slipstream_core.step.plan import StepPlan
+from slipstream_ipc.arrays import Int32s, Int64s, UInt32s
 from slipstream_ipc.messages import Fault
 from slipstream_ipc.row_set import RowSet
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-UInt32s = npt.NDArray[np.uint32]
 
 _NO_BLOCKS: Int32s = np.empty(0, np.int32)
 

@@ -12,15 +12,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core.scheduler.prompt_logprobs import PromptLogprobRows
 from slipstream_core.scheduler.request_blocks import RequestBlocks
 from slipstream_core.scheduler.request_table import NO_SLOT, Acked, RequestTable, SlotTable
 from slipstream_core.scheduler.running_set import RunningSet
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.history.token_log import TokenLog
-
-Int64s = npt.NDArray[np.int64]
 
 Chunk = tuple[int, int]  # a row, and how many of its tokens the step computes
 

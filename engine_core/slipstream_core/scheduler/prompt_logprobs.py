@@ -18,9 +18,8 @@ from msgspec.structs import replace
 
 from slipstream_core.step.limits import MAX_POSITIONS
 from slipstream_core.step.plan import PromptPlan, StepPlan
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.history.token_log import TokenLog
-
-Int64s = npt.NDArray[np.int64]
 
 
 class _Wanted(NamedTuple):

@@ -14,9 +14,7 @@ import numpy.typing as npt
 
 from slipstream_core.grammar.reasoning.reasoning_state import NEVER, ReasoningState
 from slipstream_core.scheduler.request_table import RequestTable
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from slipstream_ipc.arrays import Bools, Int64s
 
 
 class ReasoningRows:

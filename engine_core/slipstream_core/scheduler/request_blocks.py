@@ -22,7 +22,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core.kvcache.block_pool import BlockPool
 from slipstream_core.kvcache.eviction_age import EvictionAge
@@ -34,11 +33,8 @@ from slipstream_core.scheduler.request_table import NO_SLOT, RequestTable, SlotT
 from slipstream_core.scheduler.state_marks import answer_marks, state_marks
 from slipstream_core.scheduler.state_twins import StateTwins
 from slipstream_core.step.plan import FrontSaves, SnapshotPlan
+from slipstream_ipc.arrays import Bools, Int32s, Int64s
 from slipstream_ipc.history.token_log import TokenLog
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _NO_BLOCKS: Int32s = np.empty(0, np.int32)
 _NO_SNAPSHOTS: Int64s = np.empty(0, np.int64)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core.grammar.reasoning.reasoning_state import NEVER, ReasoningState
 from slipstream_core.kvcache.block_pool import NULL_BLOCK
@@ -27,14 +26,11 @@ from slipstream_core.scheduler.constraint_columns import ConstraintColumns, Toke
 from slipstream_core.scheduler.logprob_budget import step_len
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.step.plan import ListedLogprobs, columns_over, sampling_flags
+from slipstream_ipc.arrays import Bools, Int32s, Int64s
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.messages import RequestSpec
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.row_table import RowTable, column
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 NO_SLOT = -1
 

@@ -12,16 +12,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core.scheduler.logprob_budget import LogprobBudget
 from slipstream_core.scheduler.request_blocks import RequestBlocks
 from slipstream_core.scheduler.request_table import NO_SLOT, RequestTable, SlotTable
 from slipstream_core.scheduler.waiting_queue import WaitingQueue
+from slipstream_ipc.arrays import Int32s, Int64s
 from slipstream_ipc.row_set import RowSet
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
 
 
 class RunningSet:

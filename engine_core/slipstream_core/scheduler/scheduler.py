@@ -60,6 +60,7 @@ from slipstream_core.scheduler.step_builder import PlanBuilder, TokenColumns, to
 from slipstream_core.scheduler.suspects import SuspectQueue
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.step.plan import FrontSaves, SnapshotPlan, StepPlan
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.columns import u32
 from slipstream_ipc.history.pages import PAGE_LEN, spans
 from slipstream_ipc.history.token_log import TokenLog
@@ -68,7 +69,6 @@ from slipstream_ipc.row_set import NO_ROWS, RowSet
 
 __all__ = ["CacheConfig", "NewRequest", "Sampled", "Scheduler"]
 
-Int64s = npt.NDArray[np.int64]
 
 _UINT32 = np.dtype(np.uint32)  # a dtype saves numpy looking one up for the type
 _UNBOUNDED = np.iinfo(np.int64).max

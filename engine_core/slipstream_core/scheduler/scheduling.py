@@ -15,9 +15,8 @@ from slipstream_core.kvcache.snapshots import Snapshots
 from slipstream_core.scheduler.launched_steps import Sampled
 from slipstream_core.scheduler.request_table import Acked, NewRequest
 from slipstream_core.step.plan import TurnT
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.messages import Admit, Fault
-
-Int64s = npt.NDArray[np.int64]
 
 
 class Scheduling(Protocol[TurnT]):

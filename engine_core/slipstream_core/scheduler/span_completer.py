@@ -11,10 +11,9 @@ import numpy.typing as npt
 from slipstream_core import _native
 from slipstream_core.scheduler.request_table import RequestTable
 from slipstream_ipc._native import TokenPages
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
-
-Int64s = npt.NDArray[np.int64]
 
 
 class SpanCompleter:

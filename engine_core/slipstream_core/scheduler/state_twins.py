@@ -16,13 +16,10 @@ nothing has written since.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core.kvcache.snapshots import Snapshots
 from slipstream_core.step.plan import Alternation
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from slipstream_ipc.arrays import Bools, Int64s
 
 _NONE = -1
 

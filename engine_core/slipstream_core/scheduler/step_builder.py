@@ -15,20 +15,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
 from slipstream_core.drafting.drafter import Drafts
 from slipstream_core.scheduler.request_table import RequestTable, SlotTable
 from slipstream_core.step.plan import COLUMNS, SnapshotPlan, StepPlan, columns_over
+from slipstream_ipc.arrays import Int32s, Int64s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
 
 # what is gathered of a step's rows: its name in the request table by its name in a plan
 _GATHERED = {

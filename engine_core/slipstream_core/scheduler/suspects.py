@@ -8,11 +8,9 @@ before all other requests. Only a request that fails alone is at fault. The flag
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core.scheduler.request_table import Acked, RequestTable
-
-Int64s = npt.NDArray[np.int64]
+from slipstream_ipc.arrays import Int64s
 
 
 class SuspectQueue:

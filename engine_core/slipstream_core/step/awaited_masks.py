@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from queue import SimpleQueue
 
-from slipstream_core.step.plan import Int32s
+from slipstream_ipc.arrays import Int32s
 
 
 class AwaitedMasks:

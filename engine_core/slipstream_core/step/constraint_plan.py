@@ -22,13 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from slipstream_ipc.arrays import Float32s, Int32s, Int64s
 from slipstream_ipc.history.pages import spans
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Float32s = npt.NDArray[np.float32]
 
 NO_TOKEN = -1  # padding of a tail that is not full, and of a word's head
 

@@ -13,7 +13,6 @@ from dataclasses import replace as replaced
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from slipstream_core.step.constraint_plan import (
@@ -28,10 +27,8 @@ from slipstream_core.step.plan import (
     StepResult,
     columns_over,
 )
+from slipstream_ipc.arrays import Bools, Int64s
 from slipstream_ipc.history.pages import spans
-
-Bools = npt.NDArray[np.bool_]
-Int64s = npt.NDArray[np.int64]
 
 _COMPUTED = ("query_lens", "kv_lens")
 _BY_ROW = tuple(name for name in columns_over("R") if name not in _COMPUTED)

@@ -35,16 +35,11 @@ import numpy.typing as npt
 
 from slipstream_core.step.columns import Column, Over, PlanColumn, columns_of
 from slipstream_core.step.constraint_plan import ConstraintPlan
+from slipstream_ipc.arrays import Bools, Float32s, Int32s, Int64s
 from slipstream_ipc.history.logprob_log import Logprobs as Logprobs
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.history.wide_logprobs import Candidates as Candidates
 from slipstream_ipc.messages import AdapterRef, SamplingDefaults
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-UInt32s = npt.NDArray[np.uint32]
-Float32s = npt.NDArray[np.float32]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,6 @@ import sys
 from collections import deque
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from slipstream_core.config import CoreConfig
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.step.awaited_masks import AwaitedMasks
@@ -26,11 +23,11 @@ from slipstream_core.vllm_engine.engine_requests import Objections
 from slipstream_core.vllm_engine.masks import grammar_output
 from slipstream_core.vllm_engine.resume import begin
 from slipstream_core.vllm_engine.turn import VllmTurn, result_of
+from slipstream_ipc.arrays import Int32s
 from slipstream_ipc.messages import SamplingDefaults
 
 logger = logging.getLogger(__name__)
 
-Int32s = npt.NDArray[np.int32]
 
 # how long vLLM's thread may hold the GIL while the loop's wants it, in seconds; by default 5 ms
 _SWITCH_S = 0.0002

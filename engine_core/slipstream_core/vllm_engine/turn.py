@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core.step.plan import Candidates, Logprobs, StepResult
-
-Int64s = npt.NDArray[np.int64]
+from slipstream_ipc.arrays import Int64s
 
 
 @dataclass(frozen=True, slots=True)

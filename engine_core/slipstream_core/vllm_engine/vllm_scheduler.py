@@ -28,12 +28,10 @@ from slipstream_core.step.limits import NO_ROW
 from slipstream_core.vllm_engine.engine_requests import engine_request
 from slipstream_core.vllm_engine.runner import VllmRunner
 from slipstream_core.vllm_engine.turn import VllmTurn
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import Admit, Fault
 from slipstream_ipc.row_set import NO_ROWS, RowSet
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _MAX_UNACKED = 64  # outputs, as in `Scheduler`
 _RESUME_UNACKED = _MAX_UNACKED // 2

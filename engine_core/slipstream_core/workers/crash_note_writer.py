@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from slipstream_ipc.arrays import Int64s, UInt64s
 from slipstream_ipc.crash_note import (
     HEADER_WORDS,
     MAX_STEPS,
@@ -34,9 +34,6 @@ from slipstream_ipc.crash_note import (
 )
 
 logger = logging.getLogger(__name__)
-
-Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]  # stream ids are [n, 2]
 
 
 @dataclass(frozen=True, slots=True)

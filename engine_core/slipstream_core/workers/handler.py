@@ -25,7 +25,6 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from slipstream_core.scheduler.scheduling import Scheduling
@@ -37,6 +36,7 @@ from slipstream_core.workers.pending import PendingAdmissions
 from slipstream_core.workers.sender import CoreAcceptor, Receipt, WorkerSender
 from slipstream_core.workers.stream_table import CoreStream
 from slipstream_core.workers.streams import StreamManager
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.columns import check_report, pack_u32, u32, u64
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.history.token_log import history_digest
@@ -73,7 +73,6 @@ from slipstream_ipc.transport.shared_prompts import registrations_of
 
 logger = logging.getLogger(__name__)
 
-Int64s = npt.NDArray[np.int64]
 
 _MAX_FORGOTTEN = 2**14  # ids that outlive their worker, about 1 MB
 _FORGOTTEN_PER_MESSAGE = 4096

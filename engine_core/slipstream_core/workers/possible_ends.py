@@ -15,17 +15,13 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_ipc._native import has_marked
-from slipstream_ipc.columns import UInt32s
+from slipstream_ipc.arrays import Bools, Int64s, UInt32s
 from slipstream_ipc.messages import Admit
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_ipc.row_table import RowTable, column
 from slipstream_ipc.validation.sampling_params import stop_strings
-
-Int64s = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _NO_IDS: frozenset[int] = frozenset()
 

@@ -15,8 +15,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
@@ -32,7 +30,8 @@ from slipstream_core.workers.admission import new_request, wants_prompt
 from slipstream_core.workers.sender import WorkerSender
 from slipstream_core.workers.stream_store import CoreStreamStore
 from slipstream_core.workers.stream_table import CoreStream
-from slipstream_ipc.columns import UInt32s, u32
+from slipstream_ipc.arrays import UInt32s
+from slipstream_ipc.columns import u32
 from slipstream_ipc.history.prompt_logprob_log import PromptLogprobLog
 from slipstream_ipc.history.wide_logprobs import Candidates
 from slipstream_ipc.messages import (
@@ -48,8 +47,6 @@ from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.telemetry.logs import of_requests
 
 logger = logging.getLogger(__name__)
-
-Int64s = npt.NDArray[np.int64]
 
 
 class StreamManager:

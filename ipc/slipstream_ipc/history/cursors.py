@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.row_table import RowTable, column
-
-Int64s = npt.NDArray[np.int64]
 
 
 class Portion(Struct, frozen=True, eq=False, gc=False):

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc._native import write_logprobs
+from slipstream_ipc.arrays import Float32s, Int64s, UInt32s
 from slipstream_ipc.columns import check_even, f32, pack_f32, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.history.pages import PageTable, Pool, spans
@@ -35,10 +36,6 @@ MAX_DEFERRED = 16  # tokens of each row
 
 _F32 = np.dtype("<f4")  # of columns
 _U32 = np.dtype("<u4")
-
-Int64s = npt.NDArray[np.int64]
-UInt32s = npt.NDArray[np.uint32]
-Float32s = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
+from slipstream_ipc.arrays import Int64s
 
 PAGE_LEN = 64
 _SHIFT = 6  # PAGE_LEN is 1 << _SHIFT: numpy's division and modulo are many times slower

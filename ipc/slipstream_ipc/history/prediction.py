@@ -11,11 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left
 
 import numpy as np
-import numpy.typing as npt
 
-from slipstream_ipc.columns import UInt32s
-
-UInt64s = npt.NDArray[np.uint64]
+from slipstream_ipc.arrays import UInt32s, UInt64s
 
 MATCH = 3  # tokens that have to be equal
 _ID_BITS = 21  # of MATCH ids in 64 bits; larger ids may be taken for others, and foresee wrongly

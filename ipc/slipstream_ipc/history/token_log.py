@@ -21,11 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc._native import RowAppender, TokenPages
+from slipstream_ipc.arrays import Int64s, UInt32s
 from slipstream_ipc.history.pages import PageTable, Pool
 from slipstream_ipc.row_set import NO_ROWS, Rows, RowSet, array_of
-
-Int64s = npt.NDArray[np.int64]
-UInt32s = npt.NDArray[np.uint32]
 
 Latest = tuple[RowSet, UInt32s, Int64s | None]
 

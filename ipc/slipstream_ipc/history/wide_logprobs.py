@@ -16,11 +16,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-Int64s = npt.NDArray[np.int64]
-UInt32s = npt.NDArray[np.uint32]
-Float32s = npt.NDArray[np.float32]
+from slipstream_ipc.arrays import Float32s, UInt32s
 
 MAX_NARROW = 64  # values per token up to which rows are paged
 

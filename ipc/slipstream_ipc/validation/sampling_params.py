@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from slipstream_ipc.columns import UInt32s
+from slipstream_ipc.arrays import UInt32s
 from slipstream_ipc.errors import BadRequest, Summary, TooManyTokens
 from slipstream_ipc.messages import (
     MAX_CHAT_TURNS,

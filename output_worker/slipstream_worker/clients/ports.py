@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from time import monotonic
 
 import numpy as np
-import numpy.typing as npt
 
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.messages import ClientToWorker, PromptLogprobs, Superseded, WorkerToClient
 from slipstream_ipc.transport.link import MAY_OWE, WINDOW, Link
 from slipstream_ipc.transport.local_socket import LocalConnection
@@ -33,8 +33,6 @@ from slipstream_worker.clients import deltas
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.streams.stream import Reader, WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
-
-Int64s = npt.NDArray[np.int64]
 
 Receipt = list[WorkerStream]  # streams whose end was in the message
 AUTO_MAX_UNACKED = 2 + MAY_OWE

@@ -19,8 +19,8 @@ from itertools import count
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.history.text_log import TextCursor
 from slipstream_ipc.messages import Accepted, Admit, Fault, Rejected, Superseded
 from slipstream_ipc.transport.router import Session
@@ -35,8 +35,6 @@ from slipstream_worker.streams.stream_columns import StreamColumns
 logger = logging.getLogger(__name__)
 
 _FEW_CLIENTS = 8  # up to here, checking all is cheaper than finding those with news
-
-Int64s = npt.NDArray[np.int64]
 
 
 class StreamReaders:

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
-UInt64s = npt.NDArray[np.uint64]
+from slipstream_ipc.arrays import UInt64s
 
 NOT_WHOLE = -1
 _FIRST_SHARED_BIT, _NUM_SHARED_BITS = 14, 16  # of control characters that are rare in text

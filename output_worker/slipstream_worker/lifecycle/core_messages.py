@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from time import monotonic, monotonic_ns
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import structs
 
-from slipstream_ipc.columns import UInt32s, check_step, pack_u32, pack_u64, u32
+from slipstream_ipc.arrays import Int64s, UInt32s
+from slipstream_ipc.columns import check_step, pack_u32, pack_u64, u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.formats.table import stop_token_ids
 from slipstream_ipc.history.token_log import history_digest
@@ -63,8 +63,6 @@ logger = logging.getLogger(__name__)
 
 _POSITIONS_PER_MESSAGE = 16384
 _READMISSION_S = 2.0  # in which a worker has found a new core and told it of its streams
-
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from math import inf
 from time import monotonic
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import structs
 
+from slipstream_ipc.arrays import UInt32s
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.history.prediction import FollowedPrediction
 from slipstream_ipc.messages import (
@@ -49,8 +49,6 @@ logger = logging.getLogger(__name__)
 
 _RETURN_S = 5.0  # in which the clients of a dead worker have submitted again what is lost
 MAX_STRIKES = 3  # crashes of cores after which a stream fails; the last one ran it alone
-
-UInt32s = npt.NDArray[np.uint32]
 
 
 class StreamLifecycle:

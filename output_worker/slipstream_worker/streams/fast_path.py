@@ -16,11 +16,9 @@ from collections.abc import Hashable, Iterable
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
+from slipstream_ipc.arrays import Bools
 from slipstream_worker.detokenizer.text_columns import TextColumns, VocabularyView, character_sets
-
-Bools = npt.NDArray[np.bool_]
 
 _MAX_SETS = 64  # sets of stop strings with a record of harmless tokens
 

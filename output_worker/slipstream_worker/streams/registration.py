@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import structs
 
-from slipstream_ipc.columns import UInt32s, u32
+from slipstream_ipc.arrays import UInt32s
+from slipstream_ipc.columns import u32
 from slipstream_ipc.errors import BadRequest, Summary, one_of
 from slipstream_ipc.messages import (
     Admit,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_ipc.arrays import Int64s, UInt32s
 from slipstream_worker._native import RowLoops
 from slipstream_worker.detokenizer.text_columns import TextColumns
 
@@ -17,8 +18,6 @@ __all__ = ["Entries", "RowLoops", "new_row_loops"]
 
 
 Buffer = Any  # bytes, or an array
-Int64s = npt.NDArray[np.int64]
-UInt32s = npt.NDArray[np.uint32]
 
 Entries = tuple[bytes, bytes, bytes, list[str], bytes, bytes, bytes]
 

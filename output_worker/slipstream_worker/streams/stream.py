@@ -13,17 +13,15 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.columns import u32
 from slipstream_ipc.history.text_log import START, TextCursor
 from slipstream_ipc.messages import Admit, End, KeepOptions, RequestSpec, Submit
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_worker.output.stream_output import StreamOutput
 from slipstream_worker.streams.stream_trace import StreamTrace
-
-Int64s = npt.NDArray[np.int64]
 
 _MAX_PAST_READERS = 64
 _NOTHING = (b"", NO_ROWS, True)

@@ -25,8 +25,8 @@ import logging
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from slipstream_ipc.arrays import Bools, Float64s, Int64s, UInt32s, UInt64s
 from slipstream_ipc.columns import num_scored, u32
 from slipstream_ipc.history.logprob_log import LogprobLog
 from slipstream_ipc.history.prompt_logprob_log import PromptLogprobLog
@@ -47,11 +47,6 @@ from slipstream_worker.streams.stream import WorkerStream
 
 logger = logging.getLogger(__name__)
 
-Float64s = npt.NDArray[np.float64]
-Int64s = npt.NDArray[np.int64]
-UInt32s = npt.NDArray[np.uint32]
-UInt64s = npt.NDArray[np.uint64]
-Bools = npt.NDArray[np.bool_]
 
 _NO_ROW = 0
 _NO_WORDS = np.zeros(0, np.uint64)

@@ -5,16 +5,15 @@ are not worth their time.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core.drafting.drafter import Drafts
 from slipstream_core.drafting.ngram_drafter import NgramDrafter
 from slipstream_core.drafting.prediction_drafter import PredictionDrafter
 from slipstream_core.drafting.step_costs import StepCosts
+from slipstream_ipc.arrays import UInt32s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
 
-UInt32s = npt.NDArray[np.uint32]
 CHEAP = StepCosts([(1, 1.0), (64, 1.1)])  # more rows cost next to nothing
 DEAR = StepCosts([(1, 1.0), (64, 64.0)])  # rows cost what they would cost alone
 PROMPT = [1, 2, 3]

@@ -7,7 +7,6 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
-import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,10 +14,9 @@ from slipstream_core.drafting.answer_memory import MATCH, AnswerMemory
 from slipstream_core.drafting.ngram_drafter import NgramDrafter
 from slipstream_core.drafting.step_costs import StepCosts
 from slipstream_core.drafting.suffix_drafter import SuffixDrafter
+from slipstream_ipc.arrays import UInt32s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
-
-UInt32s = npt.NDArray[np.uint32]
 
 
 def ids(*numbers: int) -> UInt32s:

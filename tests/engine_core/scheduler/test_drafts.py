@@ -24,10 +24,9 @@ from slipstream_core.drafting.drafter import Drafts
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.drafts import accepted, only_accepted, unfold
 from slipstream_core.step.plan import StepPlan, StepResult
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
-
-Int64s = npt.NDArray[np.int64]
 
 VOCAB, STOP, MAX_LEN = 13, 3, 64
 

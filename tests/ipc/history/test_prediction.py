@@ -7,13 +7,11 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
-import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream_ipc.arrays import UInt32s
 from slipstream_ipc.history.prediction import MATCH, FollowedPrediction
-
-UInt32s = npt.NDArray[np.uint32]
 
 
 def ids(numbers: list[int]) -> UInt32s:

@@ -17,7 +17,8 @@ import numpy as np
 from slipstream.client.placing.member_load import MemberLoad, SentRequest
 from slipstream.client.placing.prefix_memory import PrefixMemory
 from slipstream.client.placing.prompt_keys import KEY_TOKENS, PromptKey
-from slipstream.client.placing.rendezvous import Uint64s, homes
+from slipstream.client.placing.rendezvous import homes
+from slipstream_ipc.arrays import UInt64s
 
 PREFIX_WEIGHT = 4.0  # of a token to compute, beside one that waits in a queue
 # chosen over simulated replicas (decision 038)
@@ -58,7 +59,7 @@ class Placement:
         self._prefix_weight = prefix_weight
         self._memory = PrefixMemory() if memory is None else memory
         self._num_begun: dict[int, int] = {}  # conversations by first key, the last begun one last
-        self._salts: tuple[tuple[int, ...], Uint64s] = ((), np.empty(0, np.uint64))
+        self._salts: tuple[tuple[int, ...], UInt64s] = ((), np.empty(0, np.uint64))
         self._last: _Choice | None = None
         self._last_members: dict[int, MemberLoad] = {}  # by key, in order of use: where it was last
         self._open: dict[SentRequest, PromptKey] = {}  # what was sent and has not ended
@@ -180,7 +181,7 @@ class Placement:
         if len(self._num_begun) > _MAX_COUNTED_KEYS:
             del self._num_begun[next(iter(self._num_begun))]
 
-    def _salts_of(self, members: Sequence[MemberLoad]) -> Uint64s:
+    def _salts_of(self, members: Sequence[MemberLoad]) -> UInt64s:
         salts = tuple([member.salt for member in members])
         if salts != self._salts[0]:
             self._salts = (salts, np.array(salts, np.uint64))

@@ -16,13 +16,11 @@ from hashlib import blake2b
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from slipstream.packed_prompts import messages_of, prompt_text_of
+from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.messages import ChatMessage, Submit, TemplateOptions
 from slipstream_ipc.validation.request_spec import root_digest
-
-Int64s = npt.NDArray[np.int64]
 
 BYTES_PER_TOKEN = 4
 CHUNK_BYTES = 512  # between two hashes of a chain

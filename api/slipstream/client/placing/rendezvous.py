@@ -7,12 +7,11 @@ hash wins. Without a member, the keys that were its own go to their next ones, a
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Uint64s = npt.NDArray[np.uint64]
+from slipstream_ipc.arrays import UInt64s
 
 
-def mix64(values: Uint64s) -> Uint64s:
+def mix64(values: UInt64s) -> UInt64s:
     """A new array of hashes: the finalizer of SplitMix64, in which each bit depends on all bits."""
     mixed = values + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -20,7 +19,7 @@ def mix64(values: Uint64s) -> Uint64s:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def homes(key: int, salts: Uint64s, num: int) -> list[int]:
+def homes(key: int, salts: UInt64s, num: int) -> list[int]:
     """Indices of the `num` members with the highest hashes of `key`, the highest first; fewer if
     there are fewer.
 

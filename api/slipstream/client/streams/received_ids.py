@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.compiled import add_received_ids
-from slipstream_ipc.columns import UInt32s, u32
+from slipstream_ipc.arrays import UInt32s
+from slipstream_ipc.columns import u32
 
 MOST_BYTES = 2**17  # of unsorted ids
 _MOST_MESSAGES = 2**12

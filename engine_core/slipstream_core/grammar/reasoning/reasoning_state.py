@@ -19,7 +19,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from slipstream_core.grammar.reasoning.delimiters import DelimiterMove, IdPlace, delimiter_automaton
-from slipstream_ipc.columns import UInt32s, u32
+from slipstream_ipc.arrays import UInt32s
+from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import Admit, ReasoningIds
 from slipstream_ipc.messages.answer import ReasoningPlace
 

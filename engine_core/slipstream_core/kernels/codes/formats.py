@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from slipstream_ipc.arrays import Float32s
+
 Number = Literal["float32", "float16", "bfloat16", "e8m0"]  # of scales and offsets
 Values = Literal["integer", "bfloat16", "float16", "float8_e4m3", "float8_e5m2"]
-Float32s = NDArray[np.float32]
 
 # numpy's type for each, where bfloat16 and e8m0 (a power of two: 2 ** (byte - 127)) are their bits
 NUMBER_TYPES: dict[Number, type[np.generic]] = {

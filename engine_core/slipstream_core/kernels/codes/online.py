@@ -16,9 +16,9 @@ from slipstream_core.kernels.codes.formats import (
     Q4_0,
     Q8_0,
     Codes,
-    Float32s,
     Format,
 )
+from slipstream_ipc.arrays import Float32s
 
 ONLINE: dict[str, Format] = {
     "fp8_per_block": FP8_PER_BLOCK,

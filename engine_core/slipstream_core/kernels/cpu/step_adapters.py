@@ -5,13 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from slipstream_core.kernels.cpu.kernels import Adapt, Adapted, Kernels, dense_rows
-
-Int32s = npt.NDArray[np.int32]
+from slipstream_ipc.arrays import Int32s
 
 _ENTRY_BYTES = ctypes.sizeof(Adapted)
 

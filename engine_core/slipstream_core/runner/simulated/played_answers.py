@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Meta, Struct
 
+from slipstream_ipc.arrays import Int64s, UInt64s
 from slipstream_ipc.validation.simulated_model import ALLOWED
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]
 
 _MAX_PROMPTS = 65_536  # whose answers are remembered; others are found again
 

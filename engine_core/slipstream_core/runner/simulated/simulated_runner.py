@@ -28,28 +28,21 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated.simulated_text import SimulatedText, drawn_lengths
 from slipstream_core.step.plan import (
     Candidates,
-    Float32s,
-    Int32s,
     Logprobs,
     ModelInfo,
     StepFailed,
     StepPlan,
     StepResult,
-    UInt32s,
 )
+from slipstream_ipc.arrays import Bools, Float32s, Int32s, Int64s, UInt32s, UInt64s
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer, open_tracer
 from slipstream_ipc.validation.simulated_model import parse_simulated
-
-Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]
-Bools = npt.NDArray[np.bool_]
 
 _DEFAULT_MAX_MODEL_LEN = 4096
 _ENTRY_BYTES = 8  # one hash per token

@@ -24,15 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.runner.simulated.played_answers import PlayedAnswers, load_answers
+from slipstream_ipc.arrays import Float32s, Int64s, UInt32s, UInt64s
 from slipstream_ipc.validation.simulated_model import ALLOWED, SimulatedOptions
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Int64s = npt.NDArray[np.int64]
-Float32s = npt.NDArray[np.float32]
-UInt32s = npt.NDArray[np.uint32]
-UInt64s = npt.NDArray[np.uint64]
 
 _DEFAULT_VOCAB_SIZE = 32_000
 _FEW_MASKED = 4  # ids
