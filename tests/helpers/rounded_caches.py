@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from slipstream_core.attention.cache_formats import CacheFormat, decoded
+from slipstream_core.attention.cache_formats import CacheFormat
 from slipstream_core.attention.interface import AttentionParams
 
 
@@ -21,6 +21,14 @@ def encoded(form: CacheFormat, numbers: torch.Tensor) -> torch.Tensor:
     codes = torch.where(scales > 0, torch.round(numbers / scales), 0)
     codes = codes.clamp(-127, 127).to(torch.int8)  # a subnormal scale may have been rounded down
     return torch.cat([codes.view(torch.uint8), scales.view(torch.uint8)], dim=-1)
+
+
+def decoded(form: CacheFormat, codes: torch.Tensor) -> torch.Tensor:
+    """The numbers that are stored, in float32: [..., elements] uint8 gives [..., dim]."""
+    if form == "fp8_e4m3":
+        return codes.view(torch.float8_e4m3fn).float()
+    scales = codes[..., -4:].contiguous().view(torch.float32)
+    return codes[..., :-4].contiguous().view(torch.int8).float() * scales
 
 
 class RoundedHistory:

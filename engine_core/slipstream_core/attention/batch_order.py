@@ -32,18 +32,6 @@ class HostRows:
     block_tables: Int32s  # [slots, width]
     block_size: int
 
-    def chunks(self) -> HostRows:
-        """The prefill rows alone."""
-        rest = slice(self.num_decodes, None)
-        return HostRows(
-            0,
-            self.query_lens[rest],
-            self.kv_lens[rest],
-            self.slots[rest],
-            self.block_tables,
-            self.block_size,
-        )
-
 
 def begun_blocks(plan: StepPlan, block_size: int) -> Int64s:
     """The blocks that this step begins but does not fill, int64 [n].

@@ -40,13 +40,3 @@ def dtype_of(form: CacheFormat, dtype: torch.dtype) -> torch.dtype:
     import torch
 
     return dtype if form == "auto" else torch.uint8
-
-
-def decoded(form: CacheFormat, codes: torch.Tensor) -> torch.Tensor:
-    """The numbers that are stored, in float32: [..., elements] uint8 gives [..., dim]."""
-    import torch
-
-    if form == "fp8_e4m3":
-        return codes.view(torch.float8_e4m3fn).float()
-    scales = codes[..., -_SCALE_BYTES:].contiguous().view(torch.float32)
-    return codes[..., :-_SCALE_BYTES].contiguous().view(torch.int8).float() * scales

@@ -1,11 +1,12 @@
 """Attention of float32 models on a CPU, with a kernel that reads the cache in place.
 
-Decode rows go to the kernel, which follows block tables and lengths: nothing is gathered, padded,
-masked or sorted. Prefill rows go to TorchAttention, row by row, as torch is good at large products.
+The kernel follows block tables and lengths: nothing is gathered, padded, masked or sorted.
 
-- Codes of 8 bits are decoded as they are read. Prefill rows read back what they have stored.
-- The kernel reads only what a row has written, and TorchAttention cuts the blocks gathered for
-  prefill rows at the row's length, so no block needs to be cleared when it is begun.
+- A token's bits depend on what it attends to alone: neither on its batch, nor on whether it is part
+  of a prompt or of an answer, nor on how that was divided into steps.
+- Keys and values are read back from the cache, also those of the step; codes of 8 bits are decoded
+  as they are read.
+- Only what a row has written is read, so no block needs to be cleared when it is begun.
 - Columns and tables passed in must not change until the forward is done.
 """
 
@@ -23,11 +24,12 @@ from slipstream_core.attention.cache_formats import NUMBERS, CacheFormat
 from slipstream_core.attention.fixed_shape import FIXED_SHAPE
 from slipstream_core.attention.interface import AttentionParams
 from slipstream_core.attention.kv_cache import LayerCache
-from slipstream_core.attention.torch_backend import Scratch, TorchAttention
 from slipstream_core.kernels.cpu.kernels import Decode, Kernels, dense_rows
 from slipstream_core.kernels.cpu.step_adapters import StepAdapters
 from slipstream_core.step.plan import StepPlan
-from slipstream_ipc.arrays import Int64s
+from slipstream_ipc.arrays import Int32s, Int64s
+
+_TILE = 32  # tokens of a chunk whose keys are read together
 
 
 class CpuContext:
@@ -39,21 +41,24 @@ class CpuContext:
         layers: Sequence[LayerCache],
         rows: HostRows,
         kv_slots: Int64s,  # [T]
-        scratch: Scratch,
     ) -> None:
         self.adapters: StepAdapters | None = None  # of the step's tokens; None: none has one
         self._kernels = kernels
         self._layers = layers
-        self._num_decodes = rows.num_decodes
         form: CacheFormat = layers[0].format if layers else "auto"
         assert rows.block_tables.flags.c_contiguous
+        self._decodes_only = rows.num_decodes == len(rows.kv_lens)
+        slots, lens, tiles = rows.slots, rows.kv_lens, None
+        if not self._decodes_only:
+            slots, lens, tiles = _by_token(rows)
         self._columns = (  # kept alive: the kernel has their addresses
             np.ascontiguousarray(kv_slots, np.int64),
             rows.block_tables,
-            np.ascontiguousarray(rows.slots, np.int64),
-            np.ascontiguousarray(rows.kv_lens, np.int32),
+            np.ascontiguousarray(slots, np.int64),
+            np.ascontiguousarray(lens, np.int32),
+            tiles,
         )
-        stored, tables, table_rows, lens = self._columns
+        stored, tables, table_rows, lens, _ = self._columns
         self._call = Decode(
             slots=stored.ctypes.data,
             tokens=len(stored),
@@ -61,19 +66,13 @@ class CpuContext:
             widest=tables.shape[1],
             table_rows=table_rows.ctypes.data,
             lens=lens.ctypes.data,
-            rows=rows.num_decodes,
+            tiles=None if tiles is None else tiles.ctypes.data,
+            num_tiles=0 if tiles is None else len(tiles) - 1,
+            rows=len(lens),
             block_size=rows.block_size,
             cache=NUMBERS[form],
         )
         self._at = ctypes.addressof(self._call)
-        self._chunks: TorchAttention | None = None
-        if rows.num_decodes < len(rows.kv_lens):
-            self._chunks = TorchAttention(
-                rows.chunks(),
-                blocks_per_bucket=1,
-                scratch=scratch,
-                always_gathers=form != "auto",
-            )
 
     @property
     def layers(self) -> Sequence[LayerCache]:
@@ -88,7 +87,7 @@ class CpuContext:
     @property
     def decodes_only(self) -> bool:
         """True if no row is a prefill chunk."""
-        return self._chunks is None
+        return self._decodes_only
 
     def attend(
         self,
@@ -120,24 +119,37 @@ class CpuContext:
         call.scale = params.scale
         call.softcap = params.softcap or 0.0
         self._kernels.attend(self._at)
-        if self._chunks is not None:
-            rest = slice(self._num_decodes, None)
-            output[rest] = self._chunks.attend(query[rest], key[rest], value[rest], cache, params)
         return output
+
+
+def _by_token(rows: HostRows) -> tuple[Int64s, Int32s, Int64s]:
+    """Each token's row of the tables [T], the tokens up to it [T], and where tiles begin and end
+    [tiles + 1].
+    """
+    ends = np.cumsum(rows.query_lens, dtype=np.int64)
+    of_tokens = np.repeat(np.arange(len(ends)), rows.query_lens)
+    behind = ends[of_tokens] - 1 - np.arange(len(of_tokens))
+    lens = rows.kv_lens[of_tokens] - behind.astype(np.int32)
+    starts = [np.arange(rows.num_decodes)]
+    for end, count in zip(
+        ends[rows.num_decodes :].tolist(),
+        rows.query_lens[rows.num_decodes :].tolist(),
+        strict=True,
+    ):
+        starts.append(np.arange(end - count, end, _TILE))
+    tiles = np.concatenate([*starts, ends[-1:]]).astype(np.int64)
+    return rows.slots[of_tokens], lens, tiles
 
 
 class CpuBackend:
     """Implements AttentionBackend."""
 
-    def __init__(
-        self, kernels: Kernels, layers: Sequence[LayerCache], block_size: int, scratch: Scratch
-    ) -> None:
-        self.tables_device = scratch.device
+    def __init__(self, kernels: Kernels, layers: Sequence[LayerCache], block_size: int) -> None:
+        self.tables_device = torch.device("cpu")
         self.fixed_shape = FIXED_SHAPE
         self._kernels = kernels
         self._layers = layers
         self._block_size = block_size
-        self._scratch = scratch
 
     def order(self, plan: StepPlan) -> BatchOrder:
         """The plan's own."""
@@ -153,4 +165,4 @@ class CpuBackend:
             tables.array,
             self._block_size,
         )
-        return CpuContext(self._kernels, self._layers, rows, plan.kv_slots, self._scratch)
+        return CpuContext(self._kernels, self._layers, rows, plan.kv_slots)

@@ -30,7 +30,6 @@ from slipstream_core.attention.batch_order import (
     by_length,
 )
 from slipstream_core.attention.block_tables import BlockTables, padded_rows
-from slipstream_core.attention.cache_formats import decoded
 from slipstream_core.attention.fixed_shape import FIXED_SHAPE, FixedShapeBackend
 from slipstream_core.attention.interface import AttentionParams
 from slipstream_core.attention.kv_cache import LayerCache, widest_block
@@ -66,28 +65,12 @@ class Scratch:
 
         The result is valid until the next call.
         """
-        if cache.format != "auto":
-            return self._gather_codes(cache, blocks, num_rows)
         self._keys, gathered = _gather(self._keys, cache.key_blocks, blocks)
         keys = gathered.view(num_rows, -1, *cache.keys.shape[1:]).transpose(1, 2)
         if cache.value_blocks is None:
             return keys, keys[..., : cache.values.shape[2]]
         self._values, gathered = _gather(self._values, cache.value_blocks, blocks)
         return keys, gathered.view(num_rows, -1, *cache.values.shape[1:]).transpose(1, 2)
-
-    def _gather_codes(
-        self, cache: LayerCache, blocks: torch.Tensor, num_rows: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same of codes, in float32."""
-
-        def of(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-            codes = torch.index_select(memory, 0, blocks)
-            return decoded(cache.format, codes.view(num_rows, -1, *like.shape[1:])).transpose(1, 2)
-
-        keys = of(cache.key_blocks, cache.keys)
-        if cache.value_blocks is None:
-            return keys, keys[..., : cache.values.shape[2]]
-        return keys, of(cache.value_blocks, cache.values)
 
     def indices(self, blocks: Int32s) -> torch.Tensor:
         """Block numbers for gather(), flat and on the device."""
@@ -186,9 +169,7 @@ class TorchAttention:
         *,
         blocks_per_bucket: int,
         scratch: Scratch,
-        always_gathers: bool = False,
     ) -> None:
-        """always_gathers: False takes the keys of a whole prompt from the step itself."""
         self._scratch = scratch
         self._buckets = _buckets(rows, blocks_per_bucket, scratch)
         self._chunks = []
@@ -196,7 +177,7 @@ class TorchAttention:
         for row in range(rows.num_decodes, len(rows.kv_lens)):
             kv_len, stop = int(rows.kv_lens[row]), start + int(rows.query_lens[row])
             blocks = None
-            if stop - start < kv_len or always_gathers:
+            if stop - start < kv_len:
                 table = rows.block_tables[rows.slots[row]]
                 blocks = scratch.indices(table[: -(-kv_len // rows.block_size)])
             self._chunks.append(_Chunk(start, stop, kv_len, blocks))

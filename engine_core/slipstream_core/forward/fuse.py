@@ -31,6 +31,7 @@ from slipstream_core.forward.projection import (
     Dense,
     Lookup,
     Projection,
+    Stacked,
     add_projection,
     joined_for_cpu,
     lay_out_by_column,
@@ -153,6 +154,7 @@ def fuse(graph: GraphModule, kernels: Kernels, others: Mapping[Any, Pattern] | N
             **(others or {}),
             _aten.mm.default: _as_any_linear,
             _aten.addmm.default: _as_any_linear,
+            _aten.bmm.default: _as_stacked,
             _aten.embedding.default: _as_lookup,
             _aten.rsqrt.default: partial(_as_norm, kernels=kernels),
             _aten.silu.default: partial(with_product, gate_mul=kernels.silu_mul, dims=(2, 3, 4)),
@@ -238,10 +240,19 @@ def as_linear(graph: GraphModule, node: AnyNode) -> None:
 def _as_any_linear(graph: GraphModule, node: AnyNode) -> None:
     """Replace a product by one projection, also of rows that stay [T, K]."""
     as_linear(graph, node)
-    parts = linear_parts(node) if node.users else None
-    if parts is None:
+    if not node.users:
         return
-    flat, weight, bias = parts
+    parts = linear_parts(node)
+    if parts is not None:
+        flat, weight, bias = parts
+        projection = _projection(graph, weight, bias)
+    elif all(map(is_weight, node.args[-1:] + node.args[:-2])) and not node.kwargs:  # as GPT-2's
+        flat, matrix = node.args[-2:]
+        bias = node.args[0] if len(node.args) == 3 else None
+        _dequantise(graph, matrix)
+        projection = Dense(getattr(graph, matrix.target).t(), bias and getattr(graph, bias.target))
+    else:
+        return
     nodes = graph.graph
     with nodes.inserting_before(node):
         if is_call(flat, _aten.view.default) and shape_of(flat.args[0]) == (1, *shape_of(flat)):
@@ -249,11 +260,21 @@ def _as_any_linear(graph: GraphModule, node: AnyNode) -> None:
         else:
             x = nodes.call_function(_aten.unsqueeze.default, (flat, 0))
             x.meta["val"] = flat.meta["val"].unsqueeze(0)
-        product = add_product(graph, x, _projection(graph, weight, bias))
+        product = add_product(graph, x, projection)
         product.meta["val"] = node.meta["val"].unsqueeze(0)
         rows = nodes.call_function(_aten.select.int, (product, 0, 0))
     rows.meta = dict(node.meta)
     node.replace_all_uses_with(rows)
+
+
+def _as_stacked(graph: GraphModule, node: AnyNode) -> None:
+    """Replace products of several matrices that the graph holds by one projection."""
+    x, weight = node.args
+    if is_weight(weight):
+        with graph.graph.inserting_before(node):
+            new = add_product(graph, x, Stacked(getattr(graph, weight.target)))
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
 
 
 def as_projection(graph: GraphModule, old: AnyNode, parts: LinearParts) -> None:
@@ -284,9 +305,14 @@ def _as_lookup(graph: GraphModule, node: AnyNode) -> None:
 def _dequantise_others(graph: GraphModule) -> None:
     """Make coded matrices float32 that some other operator reads."""
     for node in graph.graph.find_nodes(op="get_attr"):
-        matrix = getattr(graph, node.target)
-        if isinstance(matrix, CodedParameter):
-            setattr(graph, node.target, nn.Parameter(dequantised(matrix), requires_grad=False))
+        _dequantise(graph, node)
+
+
+def _dequantise(graph: GraphModule, weight: AnyNode) -> None:
+    """Make a matrix float32 if it is coded."""
+    matrix = getattr(graph, weight.target)
+    if isinstance(matrix, CodedParameter):
+        setattr(graph, weight.target, nn.Parameter(dequantised(matrix), requires_grad=False))
 
 
 def projection_of(graph: GraphModule, product: AnyNode) -> Projection:

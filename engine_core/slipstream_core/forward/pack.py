@@ -24,6 +24,7 @@ from slipstream_core.forward.projection import (
     Lookup,
     Packed,
     Projection,
+    Stacked,
     add_projection,
     has_rows,
     num_readers,
@@ -41,9 +42,9 @@ def pack(graph: GraphModule, kernels: Kernels) -> int:
     """Pack all matrices that qualify; returns the number of bytes packed."""
     readers, num_bytes = num_readers(graph, _storage), 0
     for node in graph.graph.find_nodes(op="call_function", target=project):
-        if not has_rows(node.args[0]):
-            continue
         projection = projection_of(graph, node)
+        if not has_rows(node.args[0]) and not isinstance(projection, Stacked):
+            continue
         matrices = [each for each in projection.tensors() if each.dim() > 1]
         lookups = _lookups(graph, projection)
         is_alone = all(readers[_storage(each)] == 1 + len(lookups) for each in matrices)

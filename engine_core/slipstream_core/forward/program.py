@@ -27,7 +27,6 @@ from torch.fx import Graph, GraphModule, Node
 from slipstream_core.attention.batch_order import HostRows
 from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.kv_cache import LayerCache
-from slipstream_core.attention.torch_backend import Scratch
 from slipstream_core.forward.adapter_patterns import adapt_by_context, adapters_of
 from slipstream_core.forward.expert_patterns import RouteForm
 from slipstream_core.forward.experts import PackedMixture, mix
@@ -721,5 +720,4 @@ def trial_context(decode: DecodeGraph, kernels: Kernels, rows: int) -> CpuContex
         block_tables=np.arange(1, rows + 1, dtype=np.int32)[:, None],
         block_size=1,
     )
-    scratch = Scratch(torch.float32, torch.device("cpu"))
-    return CpuContext(kernels, layers, of_rows, np.arange(1, rows + 1), scratch)
+    return CpuContext(kernels, layers, of_rows, np.arange(1, rows + 1))

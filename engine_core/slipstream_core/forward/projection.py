@@ -143,6 +143,59 @@ class Coded(Projection):
         return Packed(kernels, panels, bias, num_outputs, number)
 
 
+class Stacked(Projection):
+    """Matrices of the numbers that are multiplied, each with its own x: [matrices, T, K] gives
+    [matrices, T, N].
+    """
+
+    weight: torch.Tensor  # [matrices, K, N], with any strides
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__(weight.shape[2], weight=weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """torch's products, whose order of sums depends on the number of rows."""
+        return torch.bmm(x, self.weight)
+
+    def packed(self, kernels: Kernels) -> PackedStack | None:
+        """A packed copy; None without memory for it, if its products differ, and if it is not
+        float32.
+        """
+        if self.weight.dtype != torch.float32:
+            return None
+        count, num_inputs, _ = self.weight.shape
+        x = torch.linspace(-1, 1, count * _TRIAL_ROWS * num_inputs).reshape(count, _TRIAL_ROWS, -1)
+        try:
+            with torch.no_grad():
+                expected = self(x)
+                packed = PackedStack(
+                    kernels, kernels.pack_each([each.t() for each in self.weight]), self.num_outputs
+                )
+                given = packed(x)
+        except (MemoryError, RuntimeError) as error:  # as in `Dense.packed`
+            said = str(error).partition("\n")[0][:200]
+            logger.warning("%d matrices stay as they are: %s", count, said)
+            return None
+        if not (expected - given).abs().max() <= _TOLERANCE * expected.abs().max():
+            logger.warning("%d matrices are not packed: the packed products differ", count)
+            return None
+        return packed
+
+
+class PackedStack(Projection):
+    """Matrices in the panels of products.c; a row's sums do not depend on other rows."""
+
+    panels: torch.Tensor  # [matrices, numbers], as Kernels.pack_each lays them
+
+    def __init__(self, kernels: Kernels, panels: torch.Tensor, num_outputs: int) -> None:
+        super().__init__(num_outputs, panels=panels)
+        self._kernels = kernels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [matrices, rows, K]."""
+        return self._kernels.products(x, self.panels, self.num_outputs)
+
+
 class Lookup(nn.Module):
     """Rows of a coded matrix, by their numbers."""
 

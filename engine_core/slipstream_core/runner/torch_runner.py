@@ -177,13 +177,13 @@ class TorchRunner:
         self._kernels = kernels() if has_kernels else None
         if model.cache_format != "auto" and self._kernels is None:
             raise ModelLoadError(model.name, _no_codes(model, kernel_config))
-        scratch = Scratch(model.dtype, model.device)
         self._attention: AttentionBackend | None
         if triton is not None:
             self._attention = triton
         elif self._kernels is not None:
-            self._attention = CpuBackend(self._kernels, self._layers, block_size, scratch)
+            self._attention = CpuBackend(self._kernels, self._layers, block_size)
         else:
+            scratch = Scratch(model.dtype, model.device)
             self._attention = TorchBackend(self._layers, block_size, scratch)
         self._is_recorded = False
         self._mixes_by_kernels = False

@@ -81,7 +81,7 @@ def test_outputs_are_the_same_and_last_tokens_are_found(
     assert ours is not None
     backends: list[AttentionBackend] = [
         TorchBackend(layer, BLOCK, scratch),
-        CpuBackend(ours, layer, BLOCK, scratch),
+        CpuBackend(ours, layer, BLOCK),
     ]
     outputs = []
     for backend in backends:

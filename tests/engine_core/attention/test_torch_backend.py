@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.helpers.rounded_caches import encoded
+from tests.helpers.rounded_caches import decoded, encoded
 
 from slipstream_core.attention import kv_cache
 from slipstream_core.attention.batch_order import HostRows
-from slipstream_core.attention.cache_formats import CacheFormat, decoded
+from slipstream_core.attention.cache_formats import CacheFormat
 from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.geometry import LayerGeometry
 from slipstream_core.attention.interface import AttentionParams, paged_attention
@@ -167,7 +167,7 @@ def make_step(
     attention = TorchAttention(rows, blocks_per_bucket=case.blocks_per_bucket, scratch=scratch)
     context: Any = TorchContext(layers, kv_slots, attention)
     if kernels is not None:
-        context = CpuContext(kernels, layers, rows, kv_slots.numpy(), scratch)
+        context = CpuContext(kernels, layers, rows, kv_slots.numpy())
     return Step(
         context, query, torch.cat(keys), torch.cat(values), params, torch.stack(expected).float()
     )
@@ -233,6 +233,42 @@ def test_the_kernel_attends_to_what_codes_mean(form: CacheFormat, case: Case) ->
         torch.testing.assert_close(output, step.expected, atol=2e-5, rtol=1e-4)
 
 
+def assert_each_row_is_the_same_alone(step: Step, block_size: int) -> None:
+    """A prompt's token has the bits that it has as a row that decodes."""
+    tensors = step.query, step.key, step.value
+    together = step.context.attend(0, *tensors, step.params)
+    kv_slots, tables, slots, lens, _ = step.context._columns
+    rows = HostRows(len(lens), np.ones(len(lens), np.int32), lens, slots, tables, block_size)
+    context = CpuContext(step.context._kernels, step.context.layers, rows, kv_slots)
+    assert context.decodes_only
+    assert torch.equal(context.attend(0, *tensors, step.params), together)
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", ["auto", "fp8_e4m3", "int8_per_token_head"])
+@given(case=CASES)
+@settings(deadline=None, max_examples=100)
+def test_a_tokens_bits_depend_on_what_it_attends_to_alone(form: CacheFormat, case: Case) -> None:
+    assert_each_row_is_the_same_alone(
+        make_step(case, kernels=kernels(), form=form), case.block_size
+    )
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", ["auto", "fp8_e4m3", "int8_per_token_head"])
+@pytest.mark.parametrize("window", [None, 1, 33, 50])
+@pytest.mark.parametrize("num_rotated", [None, 12])
+def test_the_same_of_several_tiles(
+    form: CacheFormat, window: int | None, num_rotated: int | None
+) -> None:
+    chunks = [(0, 75), (31, 40), (90, 3)]
+    case = Case(2, 3, 45, 41, 4, [1, 33, 70], chunks, 1, window, None, True, 1, num_rotated)
+    step = make_step(case, kernels=kernels(), form=form)
+    output = step.context.attend(0, step.query, step.key, step.value, step.params)
+    torch.testing.assert_close(output, step.expected, atol=2e-5, rtol=1e-4)
+    assert_each_row_is_the_same_alone(step, case.block_size)
+
+
 @needs_compiler
 @pytest.mark.parametrize("form", ["fp8_e4m3", "int8_per_token_head"])
 @pytest.mark.parametrize("dim", [3, 8, 12, 64, 100])
@@ -280,7 +316,7 @@ def test_the_kernel_reads_nothing_behind_a_row() -> None:
     plain = make_step(case)
     cache = step.context._layers[0]
     written = torch.zeros(len(cache.keys), dtype=torch.bool)
-    tables, slots, lens = step.context._columns[1:]
+    tables, slots, lens = step.context._columns[1:4]
     for slot, length in zip(slots, lens, strict=True):
         table, positions = tables[slot], np.arange(length)
         written[table[positions // 16].astype(np.int64) * 16 + positions % 16] = True

@@ -15,7 +15,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from slipstream_core.attention.batch_order import HostRows
 from slipstream_core.attention.cpu_backend import CpuContext
 from slipstream_core.attention.kv_cache import LayerCache
-from slipstream_core.attention.torch_backend import Scratch
 from slipstream_core.forward import trace
 from slipstream_core.forward.operations import (
     ADD,
@@ -100,7 +99,6 @@ def _context(rows: int) -> CpuContext:
         layers,
         of_rows,
         slots,
-        Scratch(torch.float32, torch.device("cpu")),
     )
 
 

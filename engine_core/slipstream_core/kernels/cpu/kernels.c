@@ -1,4 +1,4 @@
-/* Float32 kernels for CPUs: attention of decode rows over the paged cache, and the small
+/* Float32 kernels for CPUs: attention over the paged cache, and the small
  * operations of a decode step that cost more to dispatch than to compute.
  *
  * The source is compiled on the machine that runs it (c_library.py), so -march=native is safe. It
@@ -13,6 +13,7 @@
 #include "coded.h"
 
 #define CHUNK 32     /* tokens per pass: their keys stay in L1 or L2 */
+#define TOGETHER 2   /* queries that the same registers of keys and values serve */
 #define FEW_HEADS 8  /* query heads to an item, if all have the same keys */
 
 static inline vec4 fold(vec x) {
@@ -23,67 +24,92 @@ static inline vec4 fold(vec x) {
     return sum;
 }
 
+/* Sums of neighbouring lanes, those of a's and of b's by turns in each quarter of a register. */
+static inline vec pairs(vec a, vec b) {
+#if W == 16
+    return __builtin_shufflevector(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
+           __builtin_shufflevector(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
+#elif W == 8
+    return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
+           __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
+#else
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
+#endif
+}
+
 /* The sums of four vectors' lanes, side by side. */
-static inline vec4 sums(vec4 a, vec4 b, vec4 c, vec4 d) {
-    vec4 ab = __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
-    vec4 cd = __builtin_shufflevector(c, d, 0, 4, 1, 5) + __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
-}
+static inline vec4 sums(vec a, vec b, vec c, vec d) { return fold(pairs(pairs(a, b), pairs(c, d))); }
 
-/* scores[i] = query . keys[i] * scale for n tokens; keys[i] points to the key of token i. */
-static void score(const float *query, const float *const *keys, int n, int dim, float scale,
-                  float *scores) {
+#define ALWAYS static inline __attribute__((always_inline))
+
+/* scores[m][t] = queries[m] . keys[t] * scale for M queries, a constant, and n tokens; each product
+ * in the same order, whatever is beside it. Up to three numbers behind the last token are written. */
+ALWAYS void score(const int M, const float *const *queries, const float *const *keys, int n, int dim,
+                  float scale, float (*scores)[CHUNK]) {
     int whole = dim - dim % W;
-    int t = 0;
-    for (; t + 4 <= n; t += 4) {
-        const float *k0 = keys[t], *k1 = keys[t + 1], *k2 = keys[t + 2], *k3 = keys[t + 3];
-        vec a = {0}, b = {0}, c = {0}, d = {0};
+    for (int t = 0; t < n; t += 4) {
+        const float *k[4];
+        for (int j = 0; j < 4; j++) k[j] = keys[t + j < n ? t + j : n - 1];
+        vec c[TOGETHER][4] = {{{0}}}; /* of constant size, as in products.c */
         for (int i = 0; i < whole; i += W) {
-            vec q = *(const vec *)(query + i);
-            a += q * *(const vec *)(k0 + i);
-            b += q * *(const vec *)(k1 + i);
-            c += q * *(const vec *)(k2 + i);
-            d += q * *(const vec *)(k3 + i);
+            vec a = *(const vec *)(k[0] + i), b = *(const vec *)(k[1] + i);
+            vec d = *(const vec *)(k[2] + i), e = *(const vec *)(k[3] + i);
+#pragma GCC unroll 4
+            for (int m = 0; m < M; m++) {
+                vec q = *(const vec *)(queries[m] + i);
+                c[m][0] += q * a, c[m][1] += q * b, c[m][2] += q * d, c[m][3] += q * e;
+            }
         }
-        vec4 dots = sums(fold(a), fold(b), fold(c), fold(d));
-        for (int i = whole; i < dim; i++) {
-            vec4 rest = {k0[i], k1[i], k2[i], k3[i]};
-            dots += rest * query[i];
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++) {
+            vec4 dots = sums(c[m][0], c[m][1], c[m][2], c[m][3]);
+            for (int i = whole; i < dim; i++) {
+                vec4 rest = {k[0][i], k[1][i], k[2][i], k[3][i]};
+                dots += rest * queries[m][i];
+            }
+            *(vec4 *)(scores[m] + t) = dots * scale;
         }
-        *(vec4 *)(scores + t) = dots * scale;
-    }
-    for (; t < n; t++) {
-        vec a = {0};
-        for (int i = 0; i < whole; i += W) a += *(const vec *)(query + i) * *(const vec *)(keys[t] + i);
-        vec4 lanes = fold(a);
-        float dot = lanes[0] + lanes[1] + lanes[2] + lanes[3];
-        for (int i = whole; i < dim; i++) dot += query[i] * keys[t][i];
-        scores[t] = dot * scale;
     }
 }
 
-/* sum[:] += probs[i] * values[i][:] over n tokens. */
-static void gather(const float *probs, const float *const *values, int n, int dim, float *sum) {
+/* sums[m][:] += probs[m][i] * values[i][:] over n tokens in order, for M queries, a constant. */
+ALWAYS void gather(const int M, const float *const *probs, const float *const *values, int n, int dim,
+                   float *const *sums_of) {
     int i = 0;
     for (; i + 4 * W <= dim; i += 4 * W) {
-        vec *at = (vec *)(sum + i);
-        vec a = at[0], b = at[1], c = at[2], d = at[3];
+        vec c[TOGETHER][4];
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++) {
+            const vec *at = (const vec *)(sums_of[m] + i);
+            c[m][0] = at[0], c[m][1] = at[1], c[m][2] = at[2], c[m][3] = at[3];
+        }
         for (int t = 0; t < n; t++) {
             const vec *v = (const vec *)(values[t] + i);
-            a += probs[t] * v[0];
-            b += probs[t] * v[1];
-            c += probs[t] * v[2];
-            d += probs[t] * v[3];
+            vec v0 = v[0], v1 = v[1], v2 = v[2], v3 = v[3];
+#pragma GCC unroll 4
+            for (int m = 0; m < M; m++) {
+                float prob = probs[m][t];
+                c[m][0] += prob * v0, c[m][1] += prob * v1;
+                c[m][2] += prob * v2, c[m][3] += prob * v3;
+            }
         }
-        at[0] = a, at[1] = b, at[2] = c, at[3] = d;
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++) {
+            vec *at = (vec *)(sums_of[m] + i);
+            at[0] = c[m][0], at[1] = c[m][1], at[2] = c[m][2], at[3] = c[m][3];
+        }
     }
-    for (; i + W <= dim; i += W) {
-        vec a = *(vec *)(sum + i);
-        for (int t = 0; t < n; t++) a += probs[t] * *(const vec *)(values[t] + i);
-        *(vec *)(sum + i) = a;
+    for (int m = 0; m < M; m++) {
+        float *sum = sums_of[m];
+        int j = i;
+        for (; j + W <= dim; j += W) {
+            vec a = *(vec *)(sum + j);
+            for (int t = 0; t < n; t++) a += probs[m][t] * *(const vec *)(values[t] + j);
+            *(vec *)(sum + j) = a;
+        }
+        for (; j < dim; j++)
+            for (int t = 0; t < n; t++) sum[j] += probs[m][t] * values[t][j];
     }
-    for (; i < dim; i++)
-        for (int t = 0; t < n; t++) sum[i] += probs[t] * values[t][i];
 }
 
 enum { AS_FLOAT32, AS_E4M3, AS_INT8 }; /* of a cache */
@@ -131,6 +157,10 @@ static void encode(const Decode *p, const float *x, int64_t dim, uint8_t *to) {
 /* W numbers at once; codes behind `dim` are read as well where less than W are left, so they are
  * copied. */
 static void decode(const Decode *p, const uint8_t *from, int64_t dim, float *out) {
+    if (p->cache == AS_FLOAT32) {
+        memcpy(out, from, sizeof(float) * dim);
+        return;
+    }
     float scale = 1;
     if (p->cache == AS_INT8) memcpy(&scale, from + dim, sizeof scale);
     for (int64_t i = 0; i < dim; i += W) {
@@ -147,88 +177,170 @@ static void decode(const Decode *p, const uint8_t *from, int64_t dim, float *out
     }
 }
 
-/* One row's query heads [first, last): softmax in one pass, chunk by chunk
- * (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). */
-static void attend_row(const Decode *p, int64_t row, int64_t first, int64_t last) {
-    int64_t group = p->heads / p->kv_heads, key_head = first / group;
-    int num_heads = (int)(last - first), key_dim = (int)p->key_dim, value_dim = (int)p->value_dim;
-    int is_coded = p->cache != AS_FLOAT32, is_latent = p->values == p->keys;
-    int64_t key_bytes = bytes_of(p, key_dim);
-    int64_t value_bytes = is_latent ? key_bytes : bytes_of(p, value_dim);
-    /* of the chunk's tokens, decoded for the query heads of one key head */
-    float decoded_keys[is_coded ? CHUNK * key_dim : 1];
-    float decoded_values[is_coded && !is_latent ? CHUNK * value_dim : 1];
-    int64_t len = p->lens[row], token = p->window && p->window < len ? len - p->window : 0;
-    if (p->chunk && (len - 1) / p->chunk * p->chunk > token) token = (len - 1) / p->chunk * p->chunk;
-    const int32_t *table = p->tables + p->table_rows[row] * p->widest;
-    const float *sinks = p->sinks ? p->sinks + first : NULL;
-    float *output = p->output + (row * p->heads + first) * value_dim;
-    const float *query = p->query + row * p->query_row + first * p->query_head;
-    float most[num_heads], total[num_heads];
-    for (int h = 0; h < num_heads; h++) {
-        most[h] = sinks ? sinks[h] : -INFINITY;
-        total[h] = sinks ? 1.0f : 0.0f;
+/* A query of one head. It sees tokens [from, to) of a pass. */
+typedef struct {
+    const float *query;
+    float *sum, *most, *total;
+    int from, to;
+} Query;
+
+/* Scores of n tokens become probabilities, of the largest score so far. */
+static void soften(const Decode *p, const Query *q, float *scores, int n) {
+    if (p->softcap != 0)
+        for (int t = 0; t < n; t++) scores[t] = p->softcap * tanhf(scores[t] / p->softcap);
+    float highest = *q->most, mass = 0;
+    int whole = n / W * W;
+    vec high = (vec){0} + highest, masses = {0};
+    for (int t = 0; t < whole; t += W) {
+        vec x = *(vec *)(scores + t);
+        high = slipstream_choose(x > high, x, high);
     }
-    memset(output, 0, sizeof(float) * num_heads * value_dim);
-    while (token < len) {
-        const float *keys[CHUNK], *values[CHUNK];
-        const uint8_t *key_at[CHUNK], *value_at[CHUNK];
-        float scores[CHUNK];
-        int n = 0;
-        while (n < CHUNK && token < len) {
-            int64_t offset = token % p->block_size;
-            int64_t slot = (int64_t)table[token / p->block_size] * p->block_size + offset;
-            for (; offset < p->block_size && n < CHUNK && token < len; offset++, slot++, token++) {
-                int64_t at = slot * p->kv_heads + key_head;
-                key_at[n] = (const uint8_t *)p->keys + at * key_bytes;
-                value_at[n++] = (const uint8_t *)p->values + at * value_bytes;
-            }
-        }
-        for (int h = 0; h < num_heads; h++) {
-            if (h == 0 || (first + h) % group == 0)
-                for (int t = 0; t < n; t++) {
-                    if (h) key_at[t] += key_bytes, value_at[t] += value_bytes;
-                    keys[t] = (const float *)(const void *)key_at[t];
-                    values[t] = (const float *)(const void *)value_at[t];
-                    if (!is_coded) continue;
-                    decode(p, key_at[t], key_dim, decoded_keys + t * key_dim);
-                    keys[t] = values[t] = decoded_keys + t * key_dim;
-                    if (is_latent) continue;
-                    decode(p, value_at[t], value_dim, decoded_values + t * value_dim);
-                    values[t] = decoded_values + t * value_dim;
-                }
-            score(query + h * p->query_head, keys, n, key_dim, p->scale, scores);
-            if (p->softcap != 0)
-                for (int t = 0; t < n; t++) scores[t] = p->softcap * tanhf(scores[t] / p->softcap);
-            float highest = most[h];
-            for (int t = 0; t < n; t++) highest = scores[t] > highest ? scores[t] : highest;
-            float *sum = output + h * value_dim;
-            if (highest > most[h]) {
-                float less = most[h] == -INFINITY ? 0.0f : slipstream_exp(most[h] - highest);
-                for (int i = 0; i < value_dim; i++) sum[i] *= less;
-                total[h] *= less;
-                most[h] = highest;
-            }
-            int done = 0;
-            for (; done + W <= n; done += W)
-                *(vec *)(scores + done) = slipstream_exps(*(vec *)(scores + done) - highest);
-            for (; done < n; done++) scores[done] = slipstream_exp(scores[done] - highest);
-            float mass = 0;
-            for (int t = 0; t < n; t++) mass += scores[t];
-            total[h] += mass;
-            gather(scores, values, n, value_dim, sum);
-        }
+    for (int lane = 0; lane < W; lane++) highest = high[lane] > highest ? high[lane] : highest;
+    for (int t = whole; t < n; t++) highest = scores[t] > highest ? scores[t] : highest;
+    if (highest > *q->most) {
+        float less = *q->most == -INFINITY ? 0.0f : slipstream_exp(*q->most - highest);
+        for (int i = 0; i < p->value_dim; i++) q->sum[i] *= less;
+        *q->total *= less;
+        *q->most = highest;
     }
-    for (int h = 0; h < num_heads; h++) {
-        float share = 1.0f / total[h];
-        for (int i = 0; i < value_dim; i++) output[h * value_dim + i] *= share;
-    }
+    for (int t = 0; t < whole; t += W)
+        masses += *(vec *)(scores + t) = slipstream_exps(*(vec *)(scores + t) - highest);
+    for (int t = whole; t < n; t++) mass += scores[t] = slipstream_exp(scores[t] - highest);
+    vec4 lanes = fold(masses);
+    mass += (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+    *q->total += mass;
 }
 
-/* Part 0 stores all tokens' keys and values, part 1 computes attention of the decode rows. If there
- * are few rows, the key heads of a row are separate items, or some query heads of its only one. */
+/* M queries, a constant, of a pass's keys and values. */
+ALWAYS void attend_few(const int M, const Decode *p, const Query *of, const float *const *keys,
+                       const float *const *values) {
+    float scores[TOGETHER][CHUNK];
+    const float *queries[TOGETHER], *probs[TOGETHER];
+    float *sums_of[TOGETHER];
+    int dim = (int)p->value_dim, from = of[0].from, to = of[0].to;
+    int last_from = from, first_to = to;
+    for (int m = 1; m < M; m++) {
+        from = of[m].from < from ? of[m].from : from, to = of[m].to > to ? of[m].to : to;
+        last_from = of[m].from > last_from ? of[m].from : last_from;
+        first_to = of[m].to < first_to ? of[m].to : first_to;
+    }
+    for (int m = 0; m < M; m++) queries[m] = of[m].query;
+    score(M, queries, keys + from, to - from, (int)p->key_dim, p->scale, scores);
+    for (int m = 0; m < M; m++) {
+        sums_of[m] = of[m].sum, probs[m] = scores[m] + of[m].from - from;
+        soften(p, of + m, scores[m] + of[m].from - from, of[m].to - of[m].from);
+    }
+    if (last_from > first_to) last_from = first_to = to; /* they have no token in common */
+    /* what one of them alone sees, then what all see, then the rest: each in its order */
+    for (int m = 0; m < M; m++) {
+        int end = last_from < of[m].to ? last_from : of[m].to;
+        if (of[m].from == end) continue;
+        gather(1, probs + m, values + of[m].from, end - of[m].from, dim, sums_of + m);
+        probs[m] += end - of[m].from;
+    }
+    gather(M, probs, values + last_from, first_to - last_from, dim, sums_of);
+    for (int m = 0; m < M; m++)
+        if (of[m].to > first_to) {
+            probs[m] += first_to - last_from;
+            gather(1, probs + m, values + first_to, of[m].to - first_to, dim, sums_of + m);
+        }
+}
+
+static int64_t first_seen(const Decode *p, int64_t len) {
+    int64_t token = p->window && p->window < len ? len - p->window : 0;
+    if (p->chunk && (len - 1) / p->chunk * p->chunk > token) token = (len - 1) / p->chunk * p->chunk;
+    return token;
+}
+
+/* A tile's query heads [first, last): softmax in one pass, chunk by chunk
+ * (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
+ *
+ * A row's sums are in an order that its length alone decides: chunks begin at multiples of CHUNK, or
+ * with the first token that it sees. */
+static void attend_tile(const Decode *p, int64_t tile, int64_t first, int64_t last) {
+    int64_t row = p->tiles ? p->tiles[tile] : tile, group = p->heads / p->kv_heads;
+    int num_rows = p->tiles ? (int)(p->tiles[tile + 1] - row) : 1;
+    int num_heads = (int)(last - first), key_dim = (int)p->key_dim, value_dim = (int)p->value_dim;
+    int is_latent = p->values == p->keys, is_coded = p->cache != AS_FLOAT32;
+    int is_copied = is_coded || num_rows > 1; /* side by side, where several rows read them */
+    int64_t key_bytes = bytes_of(p, key_dim);
+    int64_t value_bytes = is_latent ? key_bytes : bytes_of(p, value_dim);
+    /* of the chunk's tokens, for the query heads of one key head */
+    float own_keys[is_copied ? CHUNK * key_dim : 1];
+    float own_values[is_copied && !is_latent ? CHUNK * value_dim : 1];
+    float most[num_rows * num_heads], total[num_rows * num_heads];
+    int64_t token = first_seen(p, p->lens[row]), len = p->lens[row + num_rows - 1];
+    const int32_t *table = p->tables + p->table_rows[row] * p->widest;
+    for (int r = 0; r < num_rows; r++) {
+        for (int h = 0; h < num_heads; h++) {
+            most[r * num_heads + h] = p->sinks ? p->sinks[first + h] : -INFINITY;
+            total[r * num_heads + h] = p->sinks ? 1.0f : 0.0f;
+        }
+        float *output = p->output + ((row + r) * p->heads + first) * value_dim;
+        memset(output, 0, sizeof(float) * num_heads * value_dim);
+    }
+    while (token < len) {
+        const float *keys[CHUNK], *values[CHUNK];
+        int64_t slots[CHUNK], start = token, end = token / CHUNK * CHUNK + CHUNK;
+        if (end > len) end = len;
+        while (token < end) {
+            int64_t offset = token % p->block_size;
+            int64_t slot = (int64_t)table[token / p->block_size] * p->block_size + offset;
+            for (; offset < p->block_size && token < end; offset++, slot++, token++)
+                slots[token - start] = slot;
+        }
+        for (int h = 0; h < num_heads;) {
+            int64_t key_head = (first + h) / group, next = (key_head + 1) * group - first;
+            int behind = next < num_heads ? (int)next : num_heads;
+            for (int t = 0; t < end - start; t++) {
+                int64_t at = slots[t] * p->kv_heads + key_head;
+                const uint8_t *key = (const uint8_t *)p->keys + at * key_bytes;
+                const uint8_t *value = (const uint8_t *)p->values + at * value_bytes;
+                keys[t] = (const float *)(const void *)key;
+                values[t] = (const float *)(const void *)value;
+                if (!is_copied) continue;
+                decode(p, key, key_dim, own_keys + t * key_dim);
+                keys[t] = values[t] = own_keys + t * key_dim;
+                if (is_latent) continue;
+                decode(p, value, value_dim, own_values + t * value_dim);
+                values[t] = own_values + t * value_dim;
+            }
+            Query few[TOGETHER];
+            int n = 0;
+            for (int r = 0; r < num_rows; r++) {
+                int64_t seen = p->lens[row + r], from = first_seen(p, seen);
+                if (seen <= start || from >= end) continue;
+                for (int own = h; own < behind; own++) {
+                    int at = r * num_heads + own;
+                    few[n++] = (Query){
+                        p->query + (row + r) * p->query_row + (first + own) * p->query_head,
+                        p->output + ((row + r) * p->heads + first + own) * value_dim,
+                        most + at, total + at, from > start ? (int)(from - start) : 0,
+                        (int)((seen < end ? seen : end) - start)};
+                    if (n < TOGETHER) continue;
+                    attend_few(TOGETHER, p, few, keys, values);
+                    n = 0;
+                }
+            }
+            for (int m = 0; m < n; m++) attend_few(1, p, few + m, keys, values);
+            h = behind;
+        }
+    }
+    for (int r = 0; r < num_rows; r++)
+        for (int h = 0; h < num_heads; h++) {
+            float share = 1.0f / total[r * num_heads + h];
+            float *output = p->output + ((row + r) * p->heads + first + h) * value_dim;
+            for (int i = 0; i < value_dim; i++) output[i] *= share;
+        }
+}
+
+/* Part 0 stores all tokens' keys and values, part 1 computes attention. If there are few tiles, or
+ * some are of several rows, the key heads of a tile are separate items, or some query heads of its
+ * only one. */
+static int64_t num_tiles(const Decode *p) { return p->tiles ? p->num_tiles : p->rows; }
+
 static int64_t split_of(const Decode *p) {
-    if (p->rows >= 8) return 1;
+    if (num_tiles(p) >= 8 && !p->tiles) return 1;
     return p->kv_heads > 1 ? p->kv_heads : (p->heads + FEW_HEADS - 1) / FEW_HEADS;
 }
 
@@ -237,15 +349,16 @@ Stage slipstream_attend_stage(const Decode *p, int64_t part, int64_t after) {
         int64_t numbers = p->kv_heads * (p->key_dim + p->value_dim);
         return (Stage){p->tokens, slipstream_row_chunk(numbers), after};
     }
-    return (Stage){p->rows * split_of(p), 1, after};
+    return (Stage){num_tiles(p) * split_of(p), 1, after};
 }
 
 void slipstream_attend_work(const Decode *p, int64_t part, int64_t first, int64_t last) {
     if (part == 1) {
         int64_t split = split_of(p);
         for (int64_t item = first; item < last; item++) {
-            int64_t of_row = item % split;
-            attend_row(p, item / split, of_row * p->heads / split, (of_row + 1) * p->heads / split);
+            int64_t of_tile = item % split;
+            attend_tile(p, item / split, of_tile * p->heads / split,
+                        (of_tile + 1) * p->heads / split);
         }
         return;
     }

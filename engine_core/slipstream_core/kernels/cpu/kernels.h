@@ -8,7 +8,7 @@
 #include "activations.h"
 #include "team.h"
 
-/* Attention of decode rows over the paged cache. */
+/* Attention over the paged cache. A row is a token of the step. */
 typedef struct {
     const float *key, *value; /* [tokens, kv_heads, dim]: of the step's tokens, stored first */
     int64_t key_token, key_head, value_token, value_head; /* strides in floats */
@@ -21,7 +21,10 @@ typedef struct {
     const int32_t *tables;      /* of all batch slots, widest numbers apart */
     int64_t widest;
     const int64_t *table_rows; /* [rows]: whose tables they are */
-    const int32_t *lens; /* [rows], at least 1 */
+    const int32_t *lens; /* [rows]: tokens up to and with it, at least 1 */
+    const int64_t *tiles; /* [num_tiles + 1]: where runs of one request's next tokens begin, which
+                           * are computed together; NULL: each row by itself */
+    int64_t num_tiles;
     float *output;       /* [rows, heads, value_dim] */
     const float *sinks;  /* [heads] or NULL */
     int64_t rows, heads, kv_heads, key_dim, value_dim, block_size;
@@ -43,6 +46,13 @@ typedef struct {
     int64_t y_row, rows, n, k;
     int64_t format; /* of `packed`: 0, float32, or as coded.h has it */
 } Product;
+
+/* Products of one size, without biases. */
+typedef struct {
+    Product first;
+    int64_t count, x_apart, y_apart; /* floats from one's to the next's */
+    int64_t packed_bytes;
+} Products;
 
 /* The rows of a step whose states mixers continue. A row's tokens are one segment or several, behind
  * each of which its state may be saved. */

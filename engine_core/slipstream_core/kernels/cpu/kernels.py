@@ -57,6 +57,8 @@ class Decode(ctypes.Structure):
         ("widest", _Int),
         ("table_rows", _Pointer),
         ("lens", _Pointer),
+        ("tiles", _Pointer),
+        ("num_tiles", _Int),
         ("output", _Pointer),
         ("sinks", _Pointer),
         ("rows", _Int),
@@ -151,6 +153,18 @@ class PackedProduct(ctypes.Structure):
         ("n", _Int),
         ("k", _Int),
         ("format", _Int),
+    )
+
+
+class PackedProducts(ctypes.Structure):
+    """Products of kernels.h, which documents the fields."""
+
+    _fields_ = (
+        ("first", PackedProduct),
+        ("count", _Int),
+        ("x_apart", _Int),
+        ("y_apart", _Int),
+        ("packed_bytes", _Int),
     )
 
 
@@ -272,6 +286,8 @@ class Kernels:
         self._product = _both(
             holding.slipstream_product_alone, releasing.slipstream_product, (_Pointer,)
         )
+        self._products = releasing.slipstream_products
+        self._products.argtypes, self._products.restype = (_Pointer,), None
         self._pack = releasing.slipstream_pack
         self._pack.argtypes = (_Pointer, _Int, _Int, _Int, _Int, _Pointer)
         self._pack.restype = None
@@ -449,6 +465,27 @@ class Kernels:
         )
         is_large = rows * num_outputs * num_inputs > _LARGE
         self._product[is_large](ctypes.addressof(call))
+        return y
+
+    def products(self, x: torch.Tensor, packed: torch.Tensor, num_outputs: int) -> torch.Tensor:
+        """x [matrices, rows, k] times what `pack_each` has packed: [matrices, rows, n]. Rows are
+        independent, as in `product`.
+        """
+        x = dense_rows(x)
+        count, rows, num_inputs = x.shape
+        y = x.new_empty(count, rows, num_outputs)
+        first = PackedProduct(
+            x=x.data_ptr(),
+            x_row=x.stride(1),
+            packed=packed.data_ptr(),
+            y=y.data_ptr(),
+            y_row=num_outputs,
+            rows=rows,
+            n=num_outputs,
+            k=num_inputs,
+        )
+        call = PackedProducts(first, count, x.stride(0), y.stride(0), 4 * packed.stride(0))
+        self._products(ctypes.addressof(call))
         return y
 
     def route(

@@ -339,6 +339,29 @@ void slipstream_product(const Product *p) {
     slipstream_do(&(Job){product_stage, product_work, p});
 }
 
+static Stage products_stage(const void *of, int64_t index) {
+    const Products *p = of;
+    Stage each = slipstream_product_stage(&p->first, 1);
+    return index ? NO_STAGE : (Stage){each.items * p->count, each.chunk, 1};
+}
+
+static void products_work(const void *of, int64_t index, int64_t first, int64_t last) {
+    const Products *p = of;
+    int64_t items = slipstream_product_stage(&p->first, 1).items;
+    (void)index;
+    for (int64_t item = first; item < last; item++) {
+        Product each = p->first;
+        int64_t which = item / items;
+        each.x += which * p->x_apart, each.y += which * p->y_apart;
+        each.packed = (const char *)each.packed + which * p->packed_bytes;
+        slipstream_product_work(&each, item % items, item % items + 1);
+    }
+}
+
+void slipstream_products(const Products *p) {
+    slipstream_do(&(Job){products_stage, products_work, p});
+}
+
 /* For callers that hold a lock and must not wait for other threads. */
 void slipstream_product_alone(const Product *p) {
     slipstream_do_alone(&(Job){product_stage, product_work, p});
