@@ -36,6 +36,9 @@ settings.register_profile(
 )
 settings.load_profile("drawn")
 _SEED = pytest.StashKey[int | str]()
+# hundreds of processes start, which need not all compile what they import
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # nohup and some CI systems ignore these signals, and the processes of a test would inherit that
 for _number, _usual in (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PATH = ROOT / "tests" / "durations.json"
 AT_ONCE = 3  # as scripts/test runs them
 CORES = 2
-LONG_S = 15.0  # a case above is `long`
+LONG_S = 5.0  # a test whose cases take more, on average, is `long`
 _LISTED_S = 5.0  # tests below have no line of their own
 _QUICK_CASES = 2  # of a test, in the quick suite
 _UNKNOWN_S = 0.5  # a case that is not in the ledger
@@ -27,23 +27,21 @@ _UNKNOWN_S = 0.5  # a case that is not in the ledger
 class Entry(msgspec.Struct, omit_defaults=True):
     """What one test cost in all its cases, or one file in all its tests.
 
-    wall, cpu: seconds; cpu counts ended children. cases: how many. longest: wall seconds of the
-    longest case. starts: it starts processes; a file, where all of its tests do. quick: of a file,
-    the wall seconds of its part of the quick suite. digest: of a file, what it read when it last
-    was green.
+    wall, cpu: seconds; cpu counts ended children. cases: how many. starts: it starts processes; a
+    file, where all of its tests do. quick: the wall seconds of its part of the quick suite. digest:
+    of a file, what it read when it last was green.
     """
 
     wall: float = 0.0
     cpu: float = 0.0
     cases: int = 0
-    longest: float = 0.0
     starts: bool = False
     quick: float = 0.0
     digest: str = ""
 
     @property
     def is_long(self) -> bool:
-        return self.longest > LONG_S
+        return self.wall > LONG_S * self.cases
 
     @property
     def is_quick(self) -> bool:
@@ -57,6 +55,13 @@ def test_of(nodeid: str) -> str:
 
 def file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
+
+
+def quick_s(case_s: Sequence[float]) -> float:
+    """Seconds that the quick suite spends on a test whose cases take so many each."""
+    if not case_s:
+        return 0.0
+    return sum(case_s) / len(case_s) * min(_QUICK_CASES, len(case_s))
 
 
 class Ledger:
@@ -125,14 +130,15 @@ class Ledger:
         all_start = all(entry.starts for entry in tests.values())
         for name, entry in tests.items():
             if entry.wall >= _LISTED_S or (entry.starts and not all_start):
-                self.entries[name] = _steadied(entry, old.get(name) or Entry())
+                line = msgspec.structs.replace(entry, quick=0.0)
+                self.entries[name] = _steadied(line, old.get(name) or Entry())
         quick = [] if tool_of(file) else [each for each in tests.values() if each.is_quick]
         whole = Entry(
             wall=sum(entry.wall for entry in tests.values()),
             cpu=sum(entry.cpu for entry in tests.values()),
             cases=sum(entry.cases for entry in tests.values()),
             starts=all_start,
-            quick=sum(each.wall * min(_QUICK_CASES, each.cases) / each.cases for each in quick),
+            quick=sum(each.quick for each in quick),
             digest=digest or before.digest,
         )
         self.entries[file] = _steadied(whole, before)
@@ -140,8 +146,7 @@ class Ledger:
 
 def _steadied(new: Entry, old: Entry) -> Entry:
     times = {
-        name: _steady(getattr(new, name), getattr(old, name))
-        for name in ("wall", "cpu", "longest", "quick")
+        name: _steady(getattr(new, name), getattr(old, name)) for name in ("wall", "cpu", "quick")
     }
     return msgspec.structs.replace(new, **times)
 

@@ -1,8 +1,8 @@
 """Measured durations order the tests, mark them, and are written where `--write-durations` asks.
 
-Marks, from `tests/durations.json` and `tests.ledger.tools`: `process` (starts processes), `long` (a
-case took more than 15 s), `tool` (a test of what stands beside the product). A test that is not in
-the ledger has of the first two those that are written at it.
+Marks, from `tests/durations.json` and `tests.ledger.tools`: `process` (starts processes), `long`
+(its cases take more than 5 s, on average), `tool` (a test of what stands beside the product). A
+test that is not in the ledger has of the first two those that are written at it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
-from tests.ledger.durations import PATH, Ledger, file_of, test_of
+from tests.ledger.durations import LONG_S, PATH, Ledger, file_of, test_of
 from tests.ledger.left import TIME_IS_UP, Left
 from tests.ledger.tools import tool_of
 
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
 MARKS = {
-    "long": "a case takes more than 15 s",
+    "long": f"its cases take more than {LONG_S:g} s, on average",
     "process": "starts processes",
     "tool": "of what stands beside the product: benchmarks, container, clients of others",
 }
-# Quick tests take up to 15 s. The first of a file has the start of its stack besides, which
+# Quick tests take up to 5 s. The first of a file has the start of its stack besides, which
 # takes minutes where thirty others want the same two CPUs.
 _QUICK_TIMEOUT_S = 400.0
+IS_MARKED = pytest.StashKey[bool]()  # where the test is written
 _LEDGER = pytest.StashKey[Ledger]()
 _LEFT = pytest.StashKey[Left]()
 
@@ -131,6 +132,7 @@ def is_quick(item: pytest.Item) -> bool:
 
 
 def _mark(item: pytest.Item, ledger: Ledger) -> None:
+    item.stash[IS_MARKED] = not is_quick(item)
     starts, is_long = ledger.is_marked(item.nodeid)
     if starts:
         item.add_marker(pytest.mark.process)

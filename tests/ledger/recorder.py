@@ -16,8 +16,9 @@ from typing import Any
 import psutil
 import pytest
 from msgspec.structs import replace
-from tests.ledger.durations import Entry, file_of, test_of, update
+from tests.ledger.durations import Entry, file_of, quick_s, test_of, update
 from tests.ledger.inputs import Inputs
+from tests.ledger.plugin import IS_MARKED
 
 # what compiles C, and what libraries ask about the machine when they are imported
 _NOT_COUNTED = {
@@ -37,8 +38,9 @@ _NOT_COUNTED = {
 
 class Meter:
     """Adds to each report `cpu_s`, seconds of the processor, ended children included; to a test's
-    last one also `starts`, whether it or one of its fixtures starts processes, and `num_cases`, the
-    cases of its file, 0 where not all of them are run.
+    last one also `starts`, whether it or one of its fixtures starts processes, `num_cases`, the
+    cases of its file, 0 where not all of them are run, and `is_marked`, whether it has a mark in
+    its file, so that it is not quick whatever it takes.
     """
 
     def __init__(self) -> None:
@@ -90,6 +92,7 @@ class Meter:
             report.starts = self._num_started > 0 or self._has_starting_fixture(item)
             file = file_of(item.nodeid)
             report.num_cases = 0 if file in self._in_part else self._num_cases[file]
+            report.is_marked = item.stash[IS_MARKED]
         return report
 
     def _has_starting_fixture(self, item: pytest.Item) -> bool:
@@ -119,6 +122,7 @@ class _Run:
 
     def __init__(self) -> None:
         self.tests: defaultdict[str, Entry] = defaultdict(Entry)
+        self.quick_s: defaultdict[str, list[float]] = defaultdict(list)  # of cases without a mark
         self.case_s: Counter[str] = Counter()
         self.ended = 0
         self.of = 0  # cases in all; 0 where only some are run
@@ -134,7 +138,11 @@ class _Run:
         scaled = {}
         for name, entry in self.tests.items():
             factor = max(share, min(1.0, entry.cpu / entry.wall)) if entry.wall else 1.0
-            scaled[name] = replace(entry, wall=entry.wall * factor, longest=entry.longest * factor)
+            scaled[name] = replace(
+                entry,
+                wall=entry.wall * factor,
+                quick=quick_s(self.quick_s[name]) * factor,
+            )
         return scaled
 
     def add(self, report: pytest.TestReport) -> None:
@@ -147,7 +155,9 @@ class _Run:
         if report.when == "teardown":
             entry.cases += 1
             entry.starts |= report.starts
-            entry.longest = max(entry.longest, self.case_s.pop(report.nodeid))
+            took_s = self.case_s.pop(report.nodeid)
+            if not report.is_marked:
+                self.quick_s[test_of(report.nodeid)].append(took_s)
             self.ended += 1
             self.of = report.num_cases
 

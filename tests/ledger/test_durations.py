@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.ledger.durations import Entry, Ledger, elapsed_s, file_of, update
+from tests.ledger.durations import Entry, Ledger, elapsed_s, file_of, quick_s, update
 from tests.ledger.scheduling import units
 
 FILE = "tests/ledger/test_durations.py"
 NAMES = st.sampled_from(["tests/a.py", "tests/b.py", "tests/a.py::f", "tests/b.py::C::g"])
 SECONDS = st.floats(0, 1000)
-ENTRIES = st.builds(Entry, SECONDS, SECONDS, st.integers(0, 99), SECONDS, st.booleans())
+ENTRIES = st.builds(Entry, SECONDS, SECONDS, st.integers(0, 99), st.booleans())
 
 
 @given(st.dictionaries(NAMES, ENTRIES))
@@ -28,11 +28,11 @@ def test_a_ledger_is_read_as_it_was_written(entries: dict[str, Entry]) -> None:
 
 def test_lines_are_kept_where_times_are_much_the_same(tmp_path: Path) -> None:
     path = tmp_path / "durations.json"
-    update(path, {FILE: ({f"{FILE}::f": Entry(10.0, 5.0, 2, 6.0, True)}, "green")})
+    update(path, {FILE: ({f"{FILE}::f": Entry(10.0, 5.0, 2, True)}, "green")})
     before = path.read_text()
-    update(path, {FILE: ({f"{FILE}::f": Entry(14.0, 4.0, 2, 7.0, True)}, "green")})
+    update(path, {FILE: ({f"{FILE}::f": Entry(14.0, 4.0, 2, True)}, "green")})
     assert path.read_text() == before
-    update(path, {FILE: ({f"{FILE}::f": Entry(16.0, 4.0, 2, 7.0, True)}, "green")})
+    update(path, {FILE: ({f"{FILE}::f": Entry(16.0, 4.0, 2, True)}, "green")})
     assert Ledger.read(path).entries[FILE].wall == 16.0
 
 
@@ -59,13 +59,14 @@ def test_tests_and_files_that_are_gone_lose_their_lines(tmp_path: Path) -> None:
 def test_the_quick_part_of_a_file_is_two_cases_of_what_is_quick() -> None:
     ledger = Ledger({})
     tests = {
-        f"{FILE}::many": Entry(wall=10.0, cases=10, longest=1.0),
-        f"{FILE}::long": Entry(wall=16.0, cases=1, longest=16.0),
-        f"{FILE}::starts": Entry(wall=1.0, cases=1, longest=1.0, starts=True),
+        f"{FILE}::many": Entry(wall=10.0, cases=10, quick=quick_s([1.0] * 10)),
+        f"{FILE}::marked": Entry(wall=1.0, cases=1, quick=quick_s([])),
+        f"{FILE}::long": Entry(wall=6.0, cases=1, quick=6.0),
+        f"{FILE}::starts": Entry(wall=1.0, cases=1, starts=True, quick=1.0),
     }
     ledger.replace(FILE, tests, "")
     entry = ledger.entries[FILE]
-    assert (entry.wall, entry.quick, entry.starts, entry.cases) == (27.0, 2.0, False, 12)
+    assert (entry.wall, entry.quick, entry.starts, entry.cases) == (18.0, 2.0, False, 13)
     assert ledger.starting() == {FILE}
     assert ledger.is_marked(f"{FILE}::long") == (False, True)
     assert ledger.is_marked(f"{FILE}::starts[case]") == (True, False)

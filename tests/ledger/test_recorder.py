@@ -34,6 +34,16 @@ def test_by_a_fixture(started): ...
 
 def test_by_the_same_fixture(started): ...
 """
+MARKED = """\
+import pytest
+
+def test_quick():
+    sum(range(3 * 10**7))
+
+@pytest.mark.long
+def test_long():
+    sum(range(3 * 10**7))
+"""
 FAILING = "def test_right(): ...\n\ndef test_wrong():\n    assert False\n"
 
 
@@ -67,12 +77,21 @@ def test_a_run_is_written_and_marks_the_next(folder: Path, options: list[str]) -
     assert "1 failed, 2 passed" in run(folder, *options, "-m", "not process")
 
 
+def test_what_is_marked_in_its_file_is_no_part_of_the_quick_suite(folder: Path) -> None:
+    for each in folder.iterdir():
+        each.unlink()
+    (folder / "test_marked.py").write_text(MARKED)
+    run(folder, "--write-durations")
+    entry = Ledger.read(folder / "ledger").entries["test_marked.py"]
+    assert 0 < entry.quick < entry.wall
+
+
 def test_quick_is_what_has_no_mark_and_a_file_without_any_is_not_imported(folder: Path) -> None:
     (folder / "test_process.py").write_text("assert False, 'imported'")
     entries = {
         "test_starting.py": Entry(wall=9.0, cases=6),
         "test_starting.py::test_itself": Entry(wall=9.0, cases=3, starts=True),
-        "test_failing.py::test_wrong": Entry(wall=90.0, cases=1, longest=90.0),
+        "test_failing.py::test_wrong": Entry(wall=90.0, cases=1),
         "test_process.py": Entry(wall=9.0, cases=6, starts=True),
     }
     (folder / "ledger").write_text(Ledger(entries).dump())
@@ -91,7 +110,7 @@ def test_in_full_are_the_files_that_are_named_and_the_rest_where_it_is_quick(fol
     entries = {
         "test_starting.py": Entry(wall=9.0, cases=6),
         "test_starting.py::test_itself": Entry(wall=9.0, cases=3, starts=True),
-        "test_failing.py::test_wrong": Entry(wall=90.0, cases=1, longest=90.0),
+        "test_failing.py::test_wrong": Entry(wall=90.0, cases=1),
     }
     (folder / "ledger").write_text(Ledger(entries).dump())
     (folder / "plan").write_text("test_failing.py\n")
