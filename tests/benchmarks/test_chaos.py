@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ from slipstream.answers.events import (
 from slipstream.answers.tool_calls import call_id
 from slipstream.cli.main import main
 from slipstream.demo.gaps import GapSpan, longest_gap
+from slipstream.demo_model import MODEL_PATH
 from slipstream.errors import StreamLostError
 from slipstream.request.requests import new_submit
 from slipstream.stack.supervisor_events import ProcessEnded, ProcessRestarted
@@ -65,13 +67,14 @@ from slipstream_verify.chaos.compare import (
     compare,
     message_of,
 )
+from slipstream_verify.chaos.core_counters import CoreCounters
 from slipstream_verify.chaos.fault_injector import (
     ChaosFailed,
     FaultInjector,
     InjectedFault,
     mounted,
 )
-from slipstream_verify.chaos.http_process import HttpReader
+from slipstream_verify.chaos.http_process import HttpReader, body_of
 from slipstream_verify.chaos.journal import (
     AskedAgain,
     Failed,
@@ -81,6 +84,7 @@ from slipstream_verify.chaos.journal import (
 )
 from slipstream_verify.chaos.schedule import FaultKinds, PlannedFault, Round, make_schedule
 from slipstream_verify.chaos.workload.chaos_workload import WorkloadShape, make_requests
+from slipstream_verify.chaos.workload.later_turns import later_turns, predicted
 from slipstream_verify.chaos.workload.played_formats import (
     ANY_FORMAT,
     PLAYED_FORMATS,
@@ -204,6 +208,86 @@ def test_requests_are_of_every_kind():
         assert one.params.max_tokens <= 200
         assert one.params.top_k or (one.params.top_p == 1 and one.params.min_p == 0)
         assert one.via == "client" or one.params.seed is not None
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
+
+
+def answers_to(requests, tokenizer):
+    """Made up: about as many tokens as are asked for."""
+    random = np.random.default_rng(7)
+    found = []
+    for one in requests:
+        ids = tuple(random.integers(100, 999, one.params.max_tokens).tolist())
+        found.append(ChaosAnswer(tokenizer.decode(ids), ids, prompt_ids=one.token_ids or (5, 6)))
+    return found
+
+
+def test_some_requests_ask_what_others_ask():
+    requests = make_requests(1, structs.replace(SHAPE, has_repeats=True))
+    assert len({one.stream_id for one in requests}) == len(requests)
+    asked = Counter(str((one.prompt, one.params, one.via)) for one in requests)
+    assert 20 < sum(num - 1 for num in asked.values()) < 100
+    for one in requests:
+        assert one.via == "client" or one.params.seed is not None
+
+
+def test_later_turns_go_on_behind_answers_of_the_first_half(tokenizer):
+    requests = make_requests(2, SHAPE)
+    answers = answers_to(requests, tokenizer)
+    later = later_turns(2, requests, answers, max_model_len=600)
+    assert later == later_turns(2, requests, answers, max_model_len=600)
+    assert 40 < len(later) < 110
+    begun = [(*one.prompt_ids, *one.token_ids) for one in answers[:150]]
+    for one in later:
+        assert one.index >= 150
+        assert one.stream_id != requests[one.index].stream_id
+        assert (one.text, one.messages) == (None, ())
+        assert any(one.token_ids[: len(each)] == each for each in begun)
+        assert len(one.token_ids) + one.params.max_tokens <= 600
+        assert one.params == requests[one.index].params
+
+
+def test_predictions_are_edits_whose_tokens_are_counted(tokenizer):
+    requests = make_requests(3, SHAPE)
+    answers = answers_to(requests, tokenizer)
+
+    def encode(text):
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    found, expected = predicted(3, requests, answers, encode)
+    assert [structs.replace(one, prediction="") for one in found] == requests
+    assert 60 < sum(bool(one.prediction) for one in found) < 150
+    counted = []
+    for one, before, after in zip(found, answers, expected, strict=True):
+        is_counted = bool(one.prediction) and one.via == "http"
+        assert after == (structs.replace(before, usage=after.usage) if is_counted else before)
+        if not is_counted:
+            continue
+        assert one.messages
+        num_prompt, num, of_reasoning, accepted, rejected = after.usage
+        assert (num_prompt, num, of_reasoning) == (2, len(after.token_ids), 0)
+        assert accepted + rejected == min(len(encode(one.prediction)), one.params.max_tokens)
+        counted.append(accepted / (accepted + rejected))
+        path, body = body_of(one)
+        assert path == "/v1/chat/completions"
+        assert json.loads(body)["prediction"] == {"type": "content", "content": one.prediction}
+    assert len(counted) > 2
+    assert max(counted) > 0.2
+
+
+def test_what_cores_counted_is_added_up_over_their_lives():
+    counters = CoreCounters(None)
+    counters.look()
+    assert counters.counted == {}
+    name = "slipstream:spec_decode_num_draft_tokens"
+    for values in ((3, 0), (10, 1), (4, 1)):  # the first core is another one
+        lines = [f"# TYPE {name}_total counter"]
+        lines += [f'{name}_total{{process="core-{at}"}} {value}' for at, value in enumerate(values)]
+        counters.take("\n".join([*lines, ""]))
+    assert counters.counted == {"drafted": 3 + 7 + 4 + 1}
 
 
 # ---- comparison ------------------------------------------------------------------------------
@@ -989,6 +1073,21 @@ def test_a_hybrids_states_survive_deaths(tmp_path, capsys):
     assert set(result["blows"]) == {"kill worker", "kill core"}
     assert result["teacher"]["num_wrong"] == 0
     assert result["teacher"]["num_tokens"] > 500
+    assert result["counted"]["snapshots"] > 0
+
+
+def test_drafts_predictions_and_grammars_survive_deaths(tmp_path, capsys):
+    file = tmp_path / "chaos.json"
+    words = "--quick --model slipstream-demo --requests 40 --tokens 50-150 --rounds 3"
+    words += ' --kill worker,core --seed 1 --speculative-config {"method":"suffix"}'
+    code = main(["bench", "chaos", *words.split(), "--json", str(file)])
+    shown = capsys.readouterr().out
+    assert code == 0, shown
+    result = json.loads(file.read_text())
+    assert result["identical"] == result["total"] == 40
+    assert set(result["blows"]) == {"kill worker", "kill core"}
+    assert 0 < result["counted"]["accepted"] < result["counted"]["drafted"]
+    assert "cores counted" in shown
 
 
 def test_chaos_kills_one_of_several_fronts(tmp_path, capsys):

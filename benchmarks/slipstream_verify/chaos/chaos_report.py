@@ -102,6 +102,7 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     tool_calls: int = 0  # whole ones, in the undisturbed answers
     forced_calls: int = 0
     interrupted: dict[str, int] = {}  # answers by what a death of the stack's fell into
+    counted: dict[str, int] = {}  # by cores, as in CoreCounters
 
     @property
     def is_good(self) -> bool:
@@ -140,6 +141,8 @@ def lines_of(result: ChaosResult) -> list[str]:
             f"tool calls       {result.tool_calls}, forced {result.forced_calls}",
             f"deaths within    {_counts(result.interrupted)}",
         ]
+    if any(result.counted.values()):
+        lines.append(f"cores counted    {_counts(result.counted)}")
     lines += [
         f"lost, doubled    {result.lost}, {result.doubled} positions",
         f"failed           {result.failed}",

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from tokenizers import Tokenizer
 
 from slipstream.client.async_client import AsyncClient
 from slipstream.demo.gaps import GapSpan
@@ -23,6 +24,7 @@ from slipstream.stack.children.roles import WORKER
 from slipstream.stack.stack import Stack
 from slipstream_bench.common import process_census
 from slipstream_bench.common.provenance import commit
+from slipstream_core.model.tokenizer_file import find_tokenizer
 from slipstream_ipc.messages import EventKind, Fault, ModelCard
 from slipstream_ipc.process import process_name
 from slipstream_ipc.validation.simulated_model import SIMULATED
@@ -36,6 +38,7 @@ from slipstream_verify.chaos.compare import (
     exact_verdicts,
     real_verdicts,
 )
+from slipstream_verify.chaos.core_counters import CoreCounters
 from slipstream_verify.chaos.fault_injector import (
     ChaosFailed,
     FaultInjector,
@@ -49,6 +52,7 @@ from slipstream_verify.chaos.workload.chaos_workload import (
     make_requests,
 )
 from slipstream_verify.chaos.workload.hybrid_model import save_hybrid
+from slipstream_verify.chaos.workload.later_turns import later_turns, predicted
 from slipstream_verify.chaos.workload.played_formats import PlayedFormat, write_tokenizer
 from slipstream_verify.chaos.workload.tool_workload import make_tool_requests
 
@@ -79,6 +83,27 @@ _PART_NAMES = {EventKind.CONTENT: "content", EventKind.REASONING: "reasoning", *
 def undisturbed(stack: Stack, requests: Sequence[ChaosRequest]) -> list[ChaosAnswer]:
     """The answers, in the order of the requests. Raises: SlipstreamError."""
     return asyncio.run(_answers(stack.address, requests))
+
+
+def _undisturbed(
+    stack: Stack, options: Options, card: ModelCard
+) -> tuple[list[ChaosRequest], list[ChaosAnswer]]:
+    """The requests of a run, some of which follow from others' answers, and the answers."""
+    requests = make_requests(options.seed, _shape(options, card))
+    expected = undisturbed(stack, requests)
+    if options.has_later_turns:
+        later = later_turns(options.seed, requests, expected, card.max_model_len)
+        for request, answer in zip(later, undisturbed(stack, later), strict=True):
+            requests[request.index], expected[request.index] = request, answer
+    if options.speculative_config is not None and not options.is_hybrid:  # which is not drafted
+        encode = Tokenizer.from_file(str(find_tokenizer(card.path))).encode
+        requests, expected = predicted(
+            options.seed,
+            requests,
+            expected,
+            lambda text: encode(text, add_special_tokens=False).ids,
+        )
+    return requests, expected
 
 
 async def _answers(address: str, requests: Sequence[ChaosRequest]) -> list[ChaosAnswer]:
@@ -161,6 +186,11 @@ class Options(Struct, frozen=True, kw_only=True):
     speculative_config: str | None = None
 
     @property
+    def has_later_turns(self) -> bool:
+        """Whether some requests go on behind others' answers."""
+        return self.is_hybrid or self.speculative_config is not None
+
+    @property
     def is_simulated(self) -> bool:
         """True if no model computes."""
         if self.model is None:
@@ -180,6 +210,7 @@ class _FaultRun(Struct):
     stopped: str | None
     strays: list[str]
     left_out: list[str]
+    counted: dict[str, int]  # as in CoreCounters
 
 
 def chaos(options: Options, folder: Path, on_phase: Callable[[str], object]) -> ChaosResult:
@@ -194,8 +225,7 @@ def chaos(options: Options, folder: Path, on_phase: Callable[[str], object]) -> 
             with stack.client() as client:
                 card = client.model
             if options.played is None:
-                requests = make_requests(options.seed, _shape(options, card))
-                expected = undisturbed(stack, requests)
+                requests, expected = _undisturbed(stack, options, card)
             else:
                 expected = _undisturbed_in_clients(stack, requests, options, folder / "undisturbed")
         schedule = make_schedule(
@@ -260,6 +290,7 @@ def chaos(options: Options, folder: Path, on_phase: Callable[[str], object]) -> 
         answers=options.played.name if options.played is not None else "",
         **_num_calls(requests, expected),
         interrupted=dict(_interrupted(requests, fault_run)),
+        counted=fault_run.counted,
     )
 
 
@@ -303,7 +334,7 @@ def _run_under_faults(
     settings: dict[str, Any] = {}
     if has_http:
         settings = {"http_port": 0, "http_workers": options.num_fronts}
-    if options.model is None:
+    if options.model is None or options.speculative_config is not None:
         # fewer places and blocks than requests: some wait, some are preempted
         places = max(4, options.concurrency * 3 // 4)
         if options.num_replicas > 1:  # a moved stream waits for no other, also where one is lost
@@ -335,7 +366,8 @@ def _run_under_faults(
                 settings["runtime_dir"] = volume.runtime_dir
         stack = _started(model, options, settings)
         stack_of.enter_context(stack)
-        injector = FaultInjector(stack, schedule, spares, volume)
+        counters = CoreCounters(stack.http_address)
+        injector = FaultInjector(stack, schedule, spares, volume, counters.look)
         injector.wait_until_recovered()
         memory_start = _memory(stack, injector)
         clients = _clients(stack, requests, options, folder, len(schedule))
@@ -346,6 +378,7 @@ def _run_under_faults(
             with stack.client() as client:
                 client.generate("One more request.", max_tokens=4)
             injector.wait_until_recovered()
+            counters.look()
         except ChaosFailed as error:
             stopped = str(error)
         finally:
@@ -357,7 +390,16 @@ def _run_under_faults(
     records = [record for one in clients for record in one.records()]
     streams = assemble(records, len(requests))
     return _FaultRun(
-        injector, streams, begin_s, end_s, memory_start, memory_end, stopped, strays, left_out
+        injector,
+        streams,
+        begin_s,
+        end_s,
+        memory_start,
+        memory_end,
+        stopped,
+        strays,
+        left_out,
+        counters.counted,
     )
 
 
@@ -421,6 +463,7 @@ def _shape(options: Options, card: ModelCard) -> WorkloadShape:
         card.vocab_size,
         has_grammars=_has_grammars(options),
         has_beginnings=options.is_hybrid,
+        has_repeats=options.speculative_config is not None,
     )
 
 

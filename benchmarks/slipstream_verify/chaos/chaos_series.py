@@ -36,9 +36,13 @@ KINDS = {
     "ranks": "--model slipstream-demo --tensor-parallel-size 2 "
     "--kill worker,core,client,front,rank --stop rank",
     "hybrid": "--hybrid --requests 250 --kill worker,core,client,front",
-    "drafts": "--model slipstream-demo --requests 250 --kill worker,core,client,front "
+    "drafts": "--model slipstream-demo --kill worker,core,client,front "
     '--speculative-config {"method":"ngram","prompt_lookup_min":1}',
+    "suffix": "--model slipstream-demo --kill worker,core,client,front "
+    '--speculative-config {"method":"suffix"}',
     "replicas": f"--replicas 3 {_OF_REPLICAS}",
+    "drafts_replicas": f"--replicas 3 {_OF_REPLICAS} --model slipstream-demo --requests 250 "
+    '--speculative-config {"method":"suffix"}',
     "tools_replicas": f"--replicas 3 {_OF_REPLICAS} --answers any",
 }
 
@@ -48,7 +52,8 @@ class ChaosRow(Struct, frozen=True, kw_only=True):
 
     commits: of the code. options: of the runs, besides those of their kind. combinations: the most
     that one run had. gap_p99_s: the highest of a run. bad: what a run found. answers: the
-    format of those played. interrupted: the parts of answers that deaths fell into.
+    format of those played. interrupted: the parts of answers that deaths fell into. counted: by
+    cores, of tokens drafted, accepted and cached, and of states' snapshots loaded.
     """
 
     kind: str
@@ -70,6 +75,7 @@ class ChaosRow(Struct, frozen=True, kw_only=True):
     bad: tuple[str, ...] = ()
     answers: str = ""
     interrupted: dict[str, int] = {}
+    counted: dict[str, int] = {}
 
 
 class ChaosSeries(Struct, frozen=True):
@@ -111,6 +117,7 @@ def row_of(kind: str, result: ChaosResult, options: str = "") -> ChaosRow:
         bad=() if result.is_good else tuple(_why(result)),
         answers=result.answers,
         interrupted=result.interrupted,
+        counted=result.counted,
     )
 
 

@@ -151,6 +151,8 @@ class Follower:
     @property
     def _options(self) -> RequestOptions:
         options: RequestOptions = {"stream_id": self.request.stream_id}
+        if self.request.prediction:
+            options["prediction"] = self.request.prediction
         chat = self.request.chat
         if chat is not None:
             options["tools"] = chat.tools

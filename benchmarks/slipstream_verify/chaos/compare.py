@@ -50,7 +50,7 @@ class ChaosAnswer(Struct, frozen=True):
     stop_reason: int | str | None = None
     prompt_ids: tuple[int, ...] | None = None
     events: tuple[AnswerEvent, ...] = ()
-    usage: tuple[int, int, int] | None = None
+    usage: tuple[int, ...] | None = None
 
 
 class AssembledStream(Struct):
@@ -74,7 +74,7 @@ class AssembledStream(Struct):
     kinds: list[EventKind | None] = field(default_factory=list)  # the last event's, at each time
     problems: list[str] = field(default_factory=list)
     events: list[AnswerEvent] = field(default_factory=list)
-    usage: tuple[int, int, int] | None = None
+    usage: tuple[int, ...] | None = None
 
     @property
     def is_over(self) -> bool:

@@ -142,14 +142,16 @@ class FaultInjector:
         schedule: Sequence[Round],
         spares: set[str],
         volume: Volume | None = None,
+        before_round: Callable[[], object] | None = None,
     ) -> None:
         """spares: names of the processes that have a spare. volume: the disk of the stack's
-        folders.
+        folders. before_round: called in front of each.
         """
         self._stack = stack
         self._clients: Sequence[ChaosClient] = ()
         self._schedule = list(schedule)
         self._wanted_spares = spares
+        self._before_round = before_round
         self._round = 0
         self._due: list[tuple[float, PlannedFault]] = []  # faults of the current round, by time
         self._next_round_s: float | None = None  # set between rounds
@@ -226,6 +228,9 @@ class FaultInjector:
         self._check_recovery(now)
         if self._next_round_s is not None and now >= self._next_round_s:
             self._next_round_s = None
+            if self._before_round is not None:
+                self._before_round()
+                now = time.monotonic()
             faults = self._schedule[self._round].faults
             self._round += 1
             self._due = [(now + fault.after_s, fault) for fault in faults]

@@ -72,6 +72,8 @@ class _HttpChoice(Struct, gc=False):
 
 class _HttpTokenDetails(Struct, gc=False):
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class _HttpUsage(Struct, gc=False):
@@ -90,7 +92,7 @@ class _HttpAnswer(Struct, gc=False):
 
 
 class HttpReader:
-    """One answer as it arrives. The end of a chat is complete with its usage."""
+    """One answer as it arrives. An end that has usage is complete with it."""
 
     def __init__(self, request: ChaosRequest, read: ReadSoFar, journal: JournalWriter) -> None:
         self._request = request
@@ -137,8 +139,8 @@ class HttpReader:
             self._take(choice, bytes.fromhex(chunk.id.rpartition("-")[2]), event_id)
         usage = chunk.usage
         if self._end is not None and usage is not None:
-            of_reasoning = usage.completion_tokens_details.reasoning_tokens
-            counted = (usage.prompt_tokens, usage.completion_tokens, of_reasoning)
+            details = structs.astuple(usage.completion_tokens_details)
+            counted = (usage.prompt_tokens, usage.completion_tokens, *details)
             self._write(structs.replace(self._end, usage=counted, event_id=event_id))
 
     def _take(self, choice: _HttpChoice, stream_id: bytes, event_id: str) -> None:
@@ -157,7 +159,7 @@ class HttpReader:
             event_id=event_id,
             events=events,
         )
-        if choice.finish_reason is not None and self._request.chat is not None:
+        if choice.finish_reason is not None and self._request.has_usage:
             self._end = piece
         else:
             self._write(piece)
@@ -190,8 +192,10 @@ def body_of(request: ChaosRequest) -> tuple[str, bytes]:
     body["stream"] = request.is_streamed
     if request.chat is not None:
         body |= structs.asdict(request.chat)
-        if request.is_streamed:
-            body["stream_options"] = {"include_usage": True}
+    if request.prediction:
+        body["prediction"] = {"type": "content", "content": request.prediction}
+    if request.has_usage and request.is_streamed:
+        body["stream_options"] = {"include_usage": True}
     if request.messages:
         body["messages"] = [structs.asdict(message) for message in request.messages]
         return "/v1/chat/completions", msgspec.json.encode(body)

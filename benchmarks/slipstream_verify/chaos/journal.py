@@ -30,7 +30,7 @@ class ReceivedDelta(Struct, frozen=True, array_like=True, tag=True, gc=False):
     num_chars, num_tokens: where it begins. prompt_ids: on the first piece of a stream in each life.
     event_id: the id of its event over HTTP. events: of an answer in parts; a call over HTTP has an
     id only if it is no hash of the stream's. usage: over HTTP with the end: tokens of prompt,
-    answer and reasoning.
+    answer and reasoning, and accepted and rejected ones of the prediction.
     """
 
     index: int
@@ -45,7 +45,7 @@ class ReceivedDelta(Struct, frozen=True, array_like=True, tag=True, gc=False):
     prompt_ids: tuple[int, ...] | None = None
     event_id: str = ""
     events: tuple[AnswerEvent, ...] = ()
-    usage: tuple[int, int, int] | None = None
+    usage: tuple[int, ...] | None = None
 
 
 class AskedAgain(Struct, frozen=True, array_like=True, tag=True, gc=False):

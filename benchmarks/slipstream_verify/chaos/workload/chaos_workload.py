@@ -61,6 +61,7 @@ _SLOW_SHARE = 0.1
 _LONG_PROMPT = 500  # tokens, more than fit a step beside other requests
 _BEGINNINGS = 3  # different ones that prompts have in common
 _BEGINNING_LEN = 200  # tokens or words
+_REPEATED_SHARE = 0.25
 
 
 class Pause(Struct, frozen=True):
@@ -87,7 +88,8 @@ class ChatSettings(Struct, frozen=True):
 class ChaosRequest(Struct, frozen=True):
     """One request. Exactly one of text, token_ids and messages is the prompt.
 
-    chat: of a request whose answer's events are compared.
+    chat: of a request whose answer's events are compared. prediction: what the answer will probably
+    say.
     """
 
     index: int
@@ -101,6 +103,12 @@ class ChaosRequest(Struct, frozen=True):
     pauses: tuple[Pause, ...] = ()
     chat: ChatSettings | None = None
     is_streamed: bool = True
+    prediction: str = ""
+
+    @property
+    def has_usage(self) -> bool:
+        """Whether the usage of an answer over HTTP is compared."""
+        return self.chat is not None or bool(self.prediction)
 
     @property
     def prompt(self) -> Prompt:
@@ -115,7 +123,8 @@ class WorkloadShape(Struct, frozen=True):
 
     min_len, max_len: output lengths in tokens. vocab_size: of the model. has_grammars: whether the
     model has a tokenizer that grammars can be compiled for. has_beginnings: whether prompts of text
-    and of ids begin as others do, for the prefix cache.
+    and of ids begin as others do, for the prefix cache. has_repeats: whether some ask what others
+    ask, for drafts from what was answered.
     """
 
     num_requests: int
@@ -125,6 +134,7 @@ class WorkloadShape(Struct, frozen=True):
     vocab_size: int
     has_grammars: bool = False
     has_beginnings: bool = False
+    has_repeats: bool = False
 
 
 def make_requests(seed: int, shape: WorkloadShape) -> list[ChaosRequest]:
@@ -132,7 +142,27 @@ def make_requests(seed: int, shape: WorkloadShape) -> list[ChaosRequest]:
     requests = [
         _request(np.random.default_rng((seed, 1, i)), i, shape) for i in range(shape.num_requests)
     ]
-    return _with_beginnings(seed, requests) if shape.has_beginnings else requests
+    if shape.has_beginnings:
+        requests = _with_beginnings(seed, requests)
+    return _with_repeats(seed, requests) if shape.has_repeats else requests
+
+
+def _with_repeats(seed: int, requests: Sequence[ChaosRequest]) -> list[ChaosRequest]:
+    """Some ask what one before them asks, with its parameters, and a few with another seed."""
+    random = np.random.default_rng((seed, 6))
+    found: list[ChaosRequest] = []
+    for each in requests:
+        before = [one for one in found if one.via == each.via]
+        if not before or random.random() >= _REPEATED_SHARE:
+            found.append(each)
+            continue
+        one = pick(random, before)
+        params = one.params
+        if random.random() < 0.3:
+            params = structs.replace(params, seed=int(random.integers(2**62)))
+        same = {"text": one.text, "token_ids": one.token_ids, "messages": one.messages}
+        found.append(structs.replace(each, params=params, **same))
+    return found
 
 
 def _with_beginnings(seed: int, requests: Sequence[ChaosRequest]) -> list[ChaosRequest]:
