@@ -3,10 +3,12 @@ them in turn, and what drafting costs where nothing repeats.
 
 The scheduler and the runner alone, one step ahead, on the CPU in float32. Random weights edit
 nothing, so in the runs called `edit` what is sampled is replaced by a text: a module of Python's
-library with a name changed, behind that module as it is. All else of a step is computed. In the
-runs called `fresh` the model samples at temperature 1, and nothing repeats; in those called `again`
-it has given these answers before. Those called `forced`
-are of the demo model, which has learnt to spell: JSON without blanks by a schema of ten keys.
+library with a name changed, behind that module as it is. All else of a step is computed. Those
+called `predicted` say the same, but their prompts have nothing of it: the module as it is is their
+prediction, and `unpredicted` is what their own text gives without. In the runs called `fresh` the
+model samples at temperature 1, and nothing repeats; in those called `again` it has given these
+answers before. Those called `forced` are of the demo model, which has learnt to spell: JSON without
+blanks by a schema of ten keys.
 
 A round measures each kind with drafts and without, in turn; the speed is the median of the pairs'
 ratios. Numbers of steps do not depend on the machine. A line a goal says what was to be reached.
@@ -64,6 +66,10 @@ _CHANGED = ("text", "content")  # a name in the module, and what it becomes
 _LEAST = {("edit", 1): 2.5, ("edit", 8): 1.5, ("fresh", 1): 0.98, ("fresh", 8): 0.98}
 _LEAST[("fresh", 64)] = 0.98
 _LEAST |= {("again", 1): 2.5, ("again", 8): 1.5}
+_LEAST |= {("predicted", 1): 2.5, ("predicted", 8): 1.5}
+_MEASURED = (*_LEAST, ("unpredicted", 1), ("unpredicted", 8))
+_APART = ("predicted", "unpredicted")  # kinds whose prompts have nothing of the answer
+_TOLD = ("edit", *_APART)  # kinds whose texts are given
 _LEAST_FORCED, _MOST_FORCED_STEPS = 1.3, 0.67
 _KEYS: tuple[str, ...] = ("name", "description", "version", "author", "license")
 _KEYS += ("homepage", "repository", "keywords", "dependencies", "maintainers")
@@ -151,7 +157,7 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
             steps = _number(row["drafted_steps"]) / _number(row["steps"])
             found.append(Goal(f"{of} speed", _number(row["speedup"]), _LEAST_FORCED))
             found.append(Goal(f"{of} steps", steps, _MOST_FORCED_STEPS, is_most=True))
-        else:
+        elif (str(kind), int(_number(streams))) in _LEAST:
             name = f"{kind}, {streams} streams, times the speed without drafts"
             found.append(
                 Goal(name, _number(row["speedup"]), _LEAST[str(kind), int(_number(streams))])
@@ -164,14 +170,18 @@ def _number(value: Any) -> float:
 
 
 def _in_pairs(runner: TorchRunner, rounds: int, num_tokens: int, prompt_len: int) -> list[Row]:
-    found: dict[tuple[str, int], list[Sides]] = {key: [] for key in _LEAST}
+    found: dict[tuple[str, int], list[Sides]] = {key: [] for key in _MEASURED}
     edits = edited_texts(64, prompt_len, num_tokens)
+    new = behind_others([text[prompt_len:] for text in edits], prompt_len, runner.info.vocab_size)
+    old = [each[:num_tokens] for each in edited_texts(64, num_tokens, 0)]
     for at in range(rounds):
         for kind, streams in found:
-            requests = _requests(kind, streams, num_tokens, edits, first=at * streams)
-            texts = edits if kind == "edit" else None
+            texts = new if kind in _APART else edits
+            requests = _requests(kind, streams, num_tokens, texts, first=at * streams)
+            if kind == "predicted":
+                requests = [replace(each, prediction=tuple(old[each.seed])) for each in requests]
             drafter = _drafter_of(runner, requests if kind == "again" else ())
-            with said(texts):
+            with said(texts if kind in _TOLD else None):
                 pair = _pair(runner, requests, drafter, is_reversed=at % 2 == 1)
             found[kind, streams].append(pair)
     return [_row(kind, streams, each) for (kind, streams), each in found.items()]
@@ -267,7 +277,7 @@ def _requests(
     """edits: texts of which a request has the beginning as its prompt."""
     rows = [(first + at) % len(edits) for at in range(streams)]
     prompts = [np.array(edits[row][: len(edits[row]) - num_tokens], np.uint32) for row in rows]
-    temperature = 0.0 if kind == "edit" else 1.0
+    temperature = 0.0 if kind in _TOLD else 1.0
     return [
         LoopRequest(prompt, num_tokens, temperature=temperature, seed=row)
         for row, prompt in zip(rows, prompts, strict=True)
@@ -289,6 +299,14 @@ def edited_texts(num: int, prompt_len: int, num_tokens: int) -> list[list[int]]:
         ids = [tokenizer(each[:most], add_special_tokens=False)["input_ids"] for each in (old, new)]
         texts.append([*ids[0][:prompt_len], *ids[1][:num_tokens]])
     return texts
+
+
+def behind_others(
+    answers: Sequence[Sequence[int]], prompt_len: int, vocab_size: int
+) -> list[list[int]]:
+    """Token ids: as many at random, each behind which comes one of the answers."""
+    random = np.random.default_rng(0)
+    return [[*random.integers(0, vocab_size, prompt_len).tolist(), *each] for each in answers]
 
 
 @contextmanager

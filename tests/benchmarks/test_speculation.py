@@ -45,7 +45,7 @@ def test_both_ways_say_the_same_in_other_numbers_of_steps(
     assert main(["bench", "speculation", *options, "--json", str(file)]) == 0
     rows = json.loads(file.read_text())
     found = {(each["kind"], each["streams"]): each for each in rows}
-    assert set(found) == {*speculation._LEAST, ("forced", 1), ("host", 64)}
+    assert set(found) == {*speculation._MEASURED, ("forced", 1), ("host", 64)}
     assert all(each["same"] for each in rows if each["kind"] != "host")
     edit = found["edit", 1]
     assert edit["drafted_steps"] < edit["steps"]
@@ -54,9 +54,13 @@ def test_both_ways_say_the_same_in_other_numbers_of_steps(
     assert forced["drafted_steps"] < 0.67 * forced["steps"]
     again = found["again", 1]
     assert again["drafted_steps"] < 0.5 * again["steps"]
+    predicted, unpredicted = found["predicted", 1], found["unpredicted", 1]
+    assert predicted["drafted_steps"] < 0.6 * unpredicted["drafted_steps"]
+    assert predicted["steps"] == unpredicted["steps"]
+    assert unpredicted["accepted"] < predicted["accepted"] <= predicted["drafts"]
     fresh = found["fresh", 64]
     assert fresh["overlapped"] == pytest.approx(fresh["overlapped_without"], abs=0.1)
-    assert capsys.readouterr().out.count(", goal ") == 11
+    assert capsys.readouterr().out.count(", goal ") == 13
 
 
 def test_an_edit_is_its_prompt_with_a_name_changed() -> None:

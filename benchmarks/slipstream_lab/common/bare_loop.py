@@ -21,6 +21,7 @@ from slipstream_core.grammar.matcher import GrammarMatcher
 from slipstream_core.scheduler.constraint_columns import token_constraints
 from slipstream_core.scheduler.scheduler import CacheConfig, NewRequest, Scheduler
 from slipstream_core.step.plan import ModelInfo, Runner, StepPlan
+from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import RequestSpec, SamplingParams
 
@@ -43,6 +44,7 @@ class LoopRequest:
     more: SamplingParams = _NOTHING  # what else it asks for
     bad_words: tuple[tuple[int, ...], ...] = ()  # in token ids
     grammar: Callable[[], GrammarMatcher] | None = None  # at its start
+    prediction: tuple[int, ...] = ()  # of its answer
 
 
 @dataclass(slots=True)
@@ -120,6 +122,7 @@ def add_request(scheduler: Scheduler, tokens: TokenLog, row: int, it: LoopReques
             worker_ends=False,
             constraints=token_constraints(it.more, it.bad_words),
             has_grammar=it.grammar is not None,
+            prediction_ids=pack_u32(it.prediction),
         )
     )
 
