@@ -45,10 +45,14 @@ if TYPE_CHECKING:
         Completion,
         CompletionOutput,
         Delta,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Embeddings,
         Logprob,
         RequestMetrics,
         RequestOutput,
     )
+    from slipstream.request.embedding_inputs import EmbeddingOptions
     from slipstream.request.prompts import TextPrompt, TokensPrompt
     from slipstream.request.served_models import LoRARequest
     from slipstream.sampling_params import (
@@ -76,6 +80,10 @@ __all__ = [
     "ConnectionLostError",
     "ContentDelta",
     "Delta",
+    "EmbeddingOptions",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "Embeddings",
     "EngineError",
     "LoRARequest",
     "Logprob",
@@ -121,6 +129,10 @@ _MODULES = {
     "ConnectionLostError": "slipstream.errors",
     "ContentDelta": "slipstream.answers.events",
     "Delta": "slipstream.outputs",
+    "EmbeddingOptions": "slipstream.request.embedding_inputs",
+    "EmbeddingOutput": "slipstream.outputs",
+    "EmbeddingRequestOutput": "slipstream.outputs",
+    "Embeddings": "slipstream.outputs",
     "EngineError": "slipstream.errors",
     "LLM": "slipstream.llm",
     "LoRARequest": "slipstream.request.served_models",

@@ -23,8 +23,13 @@ from slipstream import sampling_params
 from slipstream.client.call_options import CallOptions, CheckedOptions, options_for_many
 from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import ClosedError, ConnectionLostError, bad_request
-from slipstream.outputs import RequestOutput
+from slipstream.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from slipstream.progress import Progress
+from slipstream.request.embedding_inputs import (
+    EmbeddingInput,
+    EmbeddingOptions,
+    embedding_inputs,
+)
 from slipstream.request.prompts import Conversation, Prompt, is_prompt_mapping
 from slipstream.stack.settings import SHORT_LIVED
 from slipstream.stack.stack import Stack, StackArguments
@@ -119,6 +124,31 @@ class LLM:
         conversations = _conversations(messages)
         checked = options_for_many(conversations, sampling_params, options)
         return self._answer(conversations, checked, use_tqdm)
+
+    def embed(
+        self,
+        prompts: EmbeddingInput | Sequence[EmbeddingInput],
+        use_tqdm: bool | Callable[..., tqdm[Any]] = True,
+        **options: Unpack[EmbeddingOptions],
+    ) -> list[EmbeddingRequestOutput]:
+        """Embed each prompt, with a model that is served for embeddings; outputs are in the order
+        of the prompts. `Client.embed` returns one array instead.
+
+        prompts: a text, a sequence of token ids, or a list of these, in the forms of `generate`.
+        use_tqdm: without effect: there is no bar.
+
+        Raises: as `Client.embed`.
+        """
+        inputs = embedding_inputs(prompts)
+        found = self._client.embed(inputs, **options)
+        return [
+            EmbeddingRequestOutput(
+                str(next(self._ids)), EmbeddingOutput(vector), num_tokens, _text_of(given)
+            )
+            for vector, num_tokens, given in zip(
+                found.vectors.tolist(), found.num_prompt_tokens, inputs, strict=True
+            )
+        ]
 
     def load_lora_adapter(
         self, lora_name: str, lora_path: str | os.PathLike[str], *, load_inplace: bool = False
@@ -247,6 +277,12 @@ def _conversations(given: Any) -> list[Any]:
         if not _is_list(each) or not each or not all(map(_is_turn, each)):
             raise bad_request(BadRequest("messages", each, _CONVERSATIONS))
     return list(several)
+
+
+def _text_of(given: EmbeddingInput) -> str | None:
+    if isinstance(given, Mapping):
+        given = given.get("prompt")  # type: ignore[assignment]
+    return given if isinstance(given, str) else None
 
 
 def _is_list(given: object) -> bool:

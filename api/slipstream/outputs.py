@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -444,6 +445,39 @@ def columns_of(delta: Delta) -> EntryColumns:
 def is_alone(delta: Delta) -> bool:
     """True if the delta's message has no other entries, so that it keeps no other columns alive."""
     return len(delta._batch.message.texts) == 1
+
+
+class Embeddings(Struct, frozen=True, eq=False):
+    """The vectors of a call's inputs, in their order.
+
+    vectors: float32, [inputs, dimensions]. num_prompt_tokens: of each input.
+    """
+
+    vectors: npt.NDArray[np.float32]
+    num_prompt_tokens: list[int]
+
+
+class EmbeddingOutput(Struct, frozen=True):
+    """A vector, with vLLM's names."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Its dimensions."""
+        return len(self.embedding)
+
+
+class EmbeddingRequestOutput(Struct, frozen=True):
+    """An input of `LLM.embed` and its vector, with vLLM's names. request_id: a running number.
+    prompt: None where the input was not given as text.
+    """
+
+    request_id: str
+    outputs: EmbeddingOutput
+    num_prompt_tokens: int
+    prompt: str | None = None
+    finished: bool = True
 
 
 def join(deltas: Sequence[Delta], end: End | None = None, *, has_logprobs: bool = True) -> Delta:

@@ -205,7 +205,7 @@ _QUANTISED = (
     "bitsandbytes' 4 bits, ModelOpt's FP8 and MXFP4 are served, others refused"
 )
 _SPECULATIVE = "--speculative-config says how tokens are drafted: ngram and suffix are supported"
-_POOLING = "only text is generated"
+_POOLING = "the model's own files say how it is pooled"
 _CODE = "no code of users runs in the server"
 _ROPE = "--hf-overrides says how positions are scaled"
 _PLANNED = "not supported yet"
@@ -218,7 +218,6 @@ ONLY: dict[str, Only] = {
     "aux_output_config": Only(_PLANNED),
     "chat_template_content_format": Only("content is text", ("string",)),
     "code_revision": Only("code is of the model's revision", ("main",)),
-    "convert": Only(_POOLING, ("none",)),
     "cpu_offload_gb": Only("weights are not offloaded"),
     "data_parallel_address": Only(_REPLICAS),
     "data_parallel_external_lb": Only(_REPLICAS),
@@ -229,7 +228,7 @@ ONLY: dict[str, Only] = {
     "data_parallel_start_rank": Only(_REPLICAS, (0,)),
     "decode_context_parallel_size": Only(_DEVICES),
     "device_ids": Only("$CUDA_VISIBLE_DEVICES names the cards"),
-    "diffusion_config": Only(_POOLING),
+    "diffusion_config": Only("only text is generated"),
     "disable_sliding_window": Only("a model attends as it was trained"),
     "distributed_executor_backend": Only(_DEVICES, ("mp", "uni")),
     "ec_transfer_config": Only(_TRANSFER),
@@ -274,7 +273,6 @@ ONLY: dict[str, Only] = {
     "return_sampling_mask": Only(_PLANNED),
     "return_tokens_as_token_ids": Only("requests have return_token_ids"),
     "root_path": Only("a proxy takes its prefix off", ("", "/")),
-    "runner": Only(_POOLING, ("generate",)),
     "scheduler_cls": Only(_CODE),
     "skip_tokenizer_init": Only("prompts and answers are text"),
     "spec_method": Only(_SPECULATIVE),
@@ -300,12 +298,14 @@ ONLY: dict[str, Only] = {
     "worker_cls": Only(_CODE),
     "worker_extension_cls": Only(_CODE),
 }
+_FORMERLY_RENAMED = {
+    "task": Renamed("runner", {"auto": None, "embed": "pooling", "embedding": "pooling"})
+}
 _FORMERLY_ONLY: dict[str, Only] = {
     "num_speculative_tokens": Only(_SPECULATIVE),
     "rope_scaling": Only(_ROPE),
     "rope_theta": Only(_ROPE),
     "speculative_model": Only(_SPECULATIVE),
-    "task": Only(_POOLING, ("auto", "generate")),
 }
 
 _FORMER_FLAGS = frozenset(
@@ -371,7 +371,12 @@ def treatments() -> dict[str, Treatment]:
     """The treatment of options that have another name or no equivalent here, former ones
     included.
     """
-    found: dict[str, Treatment] = {**RENAMED, **ONLY, **_FORMERLY_ONLY}
+    found: dict[str, Treatment] = {
+        **RENAMED,
+        **ONLY,
+        **_FORMERLY_RENAMED,
+        **_FORMERLY_ONLY,
+    }
     for table in (_WITHOUT, _FORMERLY_WITHOUT):
         for why, names in table.items():
             found |= dict.fromkeys(names.split(), Without(why))

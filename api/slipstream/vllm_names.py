@@ -42,7 +42,6 @@ LLM_MEMBERS = frozenset(
         "beam_search",
         "classify",
         "collective_rpc",
-        "embed",
         "encode",
         "llm_engine",
         "reset_prefix_cache",

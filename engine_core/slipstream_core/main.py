@@ -22,11 +22,13 @@ import zmq
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.engine.build import (
-    Core,
+    CoreEngine,
+    ServingCore,
     assemble_core,
     engine_of,
 )
 from slipstream_core.load_error import load_status
+from slipstream_core.pooling.runner_choice import serves_pooling
 from slipstream_core.ranks.processes import Ranks, import_ranks
 from slipstream_core.step.plan import TurnRunner
 from slipstream_ipc.messages import Status
@@ -73,8 +75,7 @@ def main() -> int:
     poller = Poller()
     poller.register(stop.fileno(), zmq.POLLIN)
     try:
-        config = engine.with_defaults(config)
-        core = assemble_core(config, _load(config, ranks), context, poller)
+        core = _open_core(config, engine, ranks, context, poller)
     except (ValueError, MemoryError) as error:
         report(load_status(config.model, error))
         return 1
@@ -82,9 +83,7 @@ def main() -> int:
         report(Status(error=f"cannot start in {config.runtime_dir}: {error}"))
         return 1
     freeze_gc()
-    name = config.served_model_name or config.model
-    num_blocks = core.runner.num_blocks - 1  # without the null block, as in the metrics
-    report(Status(ready=True, detail=f"{name}, {num_blocks} cache blocks"))
+    report(Status(ready=True, detail=core.detail))
     _serve(core, stop, beats, config.step_timeout_s, ranks)
     core.close()
     context.term()
@@ -99,6 +98,22 @@ def preload(config: bytes) -> None:
         import_ranks()
 
 
+def _open_core(
+    config: CoreConfig,
+    engine: CoreEngine,
+    ranks: Ranks | None,
+    context: zmq.Context[zmq.Socket[bytes]],
+    poller: zmq.Poller,
+) -> ServingCore:
+    """Load the model and open its socket. Raises ValueError, MemoryError, OSError, zmq.ZMQError."""
+    if serves_pooling(config):
+        from slipstream_core.pooling.pooling_core import open_pooling_core  # imports torch
+
+        return open_pooling_core(config, context, poller)
+    config = engine.with_defaults(config)
+    return assemble_core(config, _load(config, ranks), context, poller)
+
+
 def _load(config: CoreConfig, ranks: Ranks | None) -> TurnRunner[Any]:
     if ranks is None:
         return engine_of(config).load(config)
@@ -108,15 +123,15 @@ def _load(config: CoreConfig, ranks: Ranks | None) -> TurnRunner[Any]:
 
 
 def _serve(
-    core: Core, stop: StopSignal, beats: Beats, step_timeout_s: float, ranks: Ranks | None
+    core: ServingCore, stop: StopSignal, beats: Beats, step_timeout_s: float, ranks: Ranks | None
 ) -> None:
     processes = None if ranks is None else ranks.states()
     while not stop.is_set:
-        core.engine.run_once()
+        core.run_once()
         now = time.monotonic()
         if not beats.beat(now, core.numbers, processes, news=core.load):
             continue
-        if core.engine.running_s(now) > step_timeout_s:
+        if core.running_s(now) > step_timeout_s:
             words = f"a step did not finish within {step_timeout_s:g} s (step_timeout_s)"
             logger.error("%s; the core exits", words)
             if ranks is not None and ranks.kill_stopped():

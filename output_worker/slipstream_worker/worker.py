@@ -24,6 +24,7 @@ from slipstream_ipc.telemetry.timeline import RecentSpans
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 from slipstream_ipc.transport.sockets import ServerSockets
 from slipstream_worker.clients.adapter_queries import AdapterQueries
+from slipstream_worker.clients.embedding_queries import EmbeddingQueries
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.clients.ports import AUTO_MAX_UNACKED, FrontAcceptor
@@ -105,6 +106,7 @@ class Worker:
             min_interval=1 if config.stream_interval == "auto" else config.stream_interval,
         )
         adapters = AdapterQueries(core, self.readers)
+        self._embeddings = EmbeddingQueries(core, self.readers, counters)
         self._from_core = CoreMessages(
             config,
             core,
@@ -114,6 +116,7 @@ class Worker:
             detokenizers,
             self._load_notices,
             adapters,
+            self._embeddings,
             answers=answers,
             tracer=tracer,
         )
@@ -131,6 +134,7 @@ class Worker:
             detokenizers,
             self._load_notices,
             adapters,
+            self._embeddings,
             is_traced=spans is not None,
         )
 
@@ -145,7 +149,7 @@ class Worker:
         arrived: the sockets that the poller has reported as readable; None checks all of them, at
         the cost of a system call each.
         """
-        self.retention.now = now
+        self.retention.now = self._embeddings.now = now
         relay = self._relay
         if relay is not None:
             if arrived is not None and self._turn_in_relay(relay, now, arrived):
@@ -243,6 +247,8 @@ class Worker:
         """
         self._set_relay_aside()
         self._load_notices.core_ended(died_within=died_within, suspects=suspects)
+        if died_within:
+            self._embeddings.core_ended(suspects)
 
     def take_inspection(self) -> bool:
         """True if the statistics of the stack are asked for; once for all clients that wait."""
@@ -266,8 +272,8 @@ class Worker:
 
     @property
     def num_running(self) -> int:
-        """Streams that are to end here and have not ended."""
-        return 0 if self._has_left else self.lifecycle.num_running
+        """Streams that are to end here and have not ended, and queries for embeddings."""
+        return 0 if self._has_left else self.lifecycle.num_running + self._embeddings.num_running
 
     @property
     def has_unsent(self) -> bool:

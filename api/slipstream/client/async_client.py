@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from slipstream.client.base import (
     by_prompt,
+    embedding_call,
     new_states,
     resume_stream,
     submit_request,
@@ -47,7 +48,8 @@ from slipstream.client.stream_many import MAX_IN_FLIGHT, AsyncStreams
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.wakeup import TaskWakeup
 from slipstream.errors import ConnectionLostError, RequestError
-from slipstream.outputs import Delta, RequestOutput
+from slipstream.outputs import Delta, Embeddings, RequestOutput
+from slipstream.request.embedding_inputs import EmbeddingInput, EmbeddingOptions
 from slipstream.request.prompts import Prompt
 from slipstream.request.served_models import base_of, checked_model
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
@@ -327,6 +329,18 @@ class AsyncClient:
         asked = new_detokenize(token_ids, card, skip_special_tokens=skip_special_tokens)
         text: str = (await asyncio.wrap_future(self._io.ask(asked, base_of(card)))).text
         return text
+
+    async def embed(
+        self,
+        inputs: EmbeddingInput | Sequence[EmbeddingInput],
+        *,
+        model: str | None = None,
+        **options: Unpack[EmbeddingOptions],
+    ) -> Embeddings:
+        """The vectors of texts, or of token ids. See `Client.embed`."""
+        card = await self._model(model)
+        call = embedding_call(self._io, inputs, card, options)
+        return Embeddings(*await asyncio.wrap_future(call.future))
 
     async def load_lora_adapter(
         self, lora_name: str, lora_path: str | os.PathLike[str], *, load_inplace: bool = False

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from slipstream.client.call_options import CheckedOptions, check_kind
+from slipstream.client.connection.embedding_call import EmbeddingCall
 from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.client.endpoints import ServerEndpoint
 from slipstream.client.stream import ClientConnection, OutputKind
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.errors import BadRequestError, ConnectionLostError, bad_request, of_prompt
+from slipstream.errors import (
+    BadRequestError,
+    ConnectionLostError,
+    bad_request,
+    of_prompt,
+    unknown_option,
+)
 from slipstream.outputs import RequestOutput, together
+from slipstream.request.embedding_inputs import (
+    EmbeddingOptions,
+    embed_queries,
+    embedding_inputs,
+)
 from slipstream.request.parallel_sampling import params_of_answers
 from slipstream.request.prompts import Prompt
 from slipstream.request.requests import checked_cache_key, new_resume, new_submit, new_submits
@@ -19,6 +33,9 @@ from slipstream.request.served_models import base_of, checked_model, with_adapte
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
 from slipstream_ipc.telemetry.trace import open_tracer
+
+if TYPE_CHECKING:
+    from slipstream.client.connection.loop_io import LoopIO
 
 _DEFAULT_TIMEOUT_S = 10.0
 
@@ -178,3 +195,14 @@ def by_prompt(
     """Group the answers of all prompts, `n` to each prompt, into one output for each prompt."""
     rest = iter(answers)
     return [together(list(islice(rest, each.n))) for each in params]
+
+
+def embedding_call(
+    io: ThreadIO | LoopIO, inputs: object, model: ModelCard, options: EmbeddingOptions
+) -> EmbeddingCall:
+    """Ask for the vectors of inputs. Raises: BadRequestError."""
+    unknown = options.keys() - EmbeddingOptions.__annotations__.keys()
+    if unknown:
+        raise unknown_option(min(unknown), EmbeddingOptions.__annotations__)
+    queries = embed_queries(embedding_inputs(inputs), model, options)
+    return EmbeddingCall(queries, partial(io.ask, model=base_of(model)))

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from slipstream.client.base import (
     by_prompt,
+    embedding_call,
     new_states,
     open_io,
     resume_stream,
@@ -48,7 +49,8 @@ from slipstream.client.stream_many import MAX_IN_FLIGHT, Streams
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.wakeup import ThreadWakeup
 from slipstream.errors import RequestError
-from slipstream.outputs import Delta, RequestOutput
+from slipstream.outputs import Delta, Embeddings, RequestOutput
+from slipstream.request.embedding_inputs import EmbeddingInput, EmbeddingOptions
 from slipstream.request.prompts import Prompt
 from slipstream.request.served_models import base_of, checked_model
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
@@ -403,6 +405,31 @@ class Client:
         asked = new_detokenize(token_ids, card, skip_special_tokens=skip_special_tokens)
         text: str = self._io.ask(asked, base_of(card)).result().text
         return text
+
+    def embed(
+        self,
+        inputs: EmbeddingInput | Sequence[EmbeddingInput],
+        *,
+        model: str | None = None,
+        **options: Unpack[EmbeddingOptions],
+    ) -> Embeddings:
+        """The vectors of texts, or of token ids, by a model that is served for embeddings.
+
+        inputs: a text, token ids, or a list of several of either.
+        model: as in `stream`.
+
+        For the options see `EmbeddingOptions`.
+
+        Raises: BadRequestError, which names the input; OverloadedError, EngineError,
+        ConnectionLostError, ClosedError.
+        """
+        card = checked_model(self._io.models, model)
+        call = embedding_call(self._io, inputs, card, options)
+        try:
+            return Embeddings(*call.future.result())
+        except BaseException:
+            call.future.cancel()
+            raise
 
     def load_lora_adapter(
         self, lora_name: str, lora_path: str | os.PathLike[str], *, load_inplace: bool = False

@@ -15,7 +15,7 @@ from typing import Any, Unpack
 import msgspec
 from msgspec import Raw
 
-from slipstream.errors import bad_request
+from slipstream.errors import BadRequestError, bad_request
 from slipstream.packed_prompts import PACKED_BYTES, packed
 from slipstream.request.prompts import Prompt, checked_prompt, checked_utf8
 from slipstream.request.served_models import AdaptedModel
@@ -26,6 +26,7 @@ from slipstream_ipc.messages import (
     AnswerOptions,
     AskedOptions,
     ClientToWorker,
+    Fault,
     Frame,
     ModelCard,
     RepetitionDetection,
@@ -171,6 +172,9 @@ def new_submits(
 
     Raises: BadRequestError.
     """
+    if model is not None and model.pooling is not None:
+        why = f"{model.name!r} is served for embeddings: it generates no text"
+        raise BadRequestError(Fault("bad_request", why))
     try:
         text, token_ids, messages = checked_prompt(prompt)
         if answer is not None and answer.forces_calls and not answers[0].detokenize:

@@ -37,6 +37,8 @@ GROUPS = (MODEL, HTTP, SCHEDULING, MEMORY, COMPUTATION, STREAMS, NETWORK, NODES,
 _Process = Literal["core", "worker", "http", "supervisor"]
 LoadFormat = Literal["auto", "gguf", "hf", "safetensors"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Runner = Literal["auto", "generate", "pooling"]
+Convert = Literal["auto", "none", "embed"]
 CacheDtype = Literal["auto", "fp8", "fp8_e4m3", "int8_per_token_head"]
 Quantization = Literal[
     "fp8_per_block",
@@ -82,6 +84,19 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "MODEL",
         ),
     ] = None
+    runner: Annotated[
+        Runner,
+        _about(
+            MODEL,
+            "what the model is served for: text (generate) or embeddings (pooling); auto takes an "
+            "encoder, and what sentence-transformers has saved, for embeddings",
+            to="core",
+        ),
+    ] = "auto"
+    convert: Annotated[
+        Convert,
+        _about(MODEL, "serve any model for something else: embed, for embeddings", to="core"),
+    ] = "auto"
     served_model_name: Annotated[
         str | tuple[str, ...] | None,
         _about(
@@ -803,6 +818,8 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class StackOptions(TypedDict, total=False):
     """The settings of a stack as keyword options, without the model. Lists may stand for tuples."""
 
+    runner: Runner
+    convert: Convert
     served_model_name: str | Sequence[str] | None
     tokenizer: str | None
     hf_config_path: str | None

@@ -74,8 +74,9 @@ _UNKNOWN_MEMORY = 16 * 2**30  # bytes, assumed where the machine does not report
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """An assembled core."""
+    """An assembled core. name: of the model, as clients see it."""
 
+    name: str
     engine: Engine[Any]
     handler: WorkerHandler
     manager: StreamManager
@@ -100,6 +101,20 @@ class Core:
         """Number of running requests, and of waiting ones."""
         return self.scheduler.num_running, self.scheduler.num_waiting + self.handler.num_pending
 
+    @property
+    def detail(self) -> str:
+        """What is served, for the log."""
+        num_blocks = self.runner.num_blocks - 1  # without the null block, as in the metrics
+        return f"{self.name}, {num_blocks} cache blocks"
+
+    def run_once(self) -> None:
+        """One turn of the loop."""
+        self.engine.run_once()
+
+    def running_s(self, now: float) -> float:
+        """Seconds that the oldest step in flight has been running; 0 where there is none."""
+        return self.engine.running_s(now)
+
     def close(self, *, keeps_runner: bool = False) -> None:
         """Close sockets and threads, and the runner unless it is kept for another core."""
         if not keeps_runner:
@@ -111,6 +126,30 @@ class Core:
             self.tracer.close()
         if self.note is not None:
             self.note.close()
+
+
+class ServingCore(Protocol):
+    """What a core's process drives: an engine with streams, or one that answers queries."""
+
+    @property
+    def detail(self) -> str:
+        """What is served, for the log."""
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Number of running requests, and of waiting ones."""
+
+    def run_once(self) -> None:
+        """One turn of the loop."""
+
+    def running_s(self, now: float) -> float:
+        """Seconds that the oldest step in flight has been running; 0 where there is none."""
+
+    def numbers(self) -> CoreNumbers:
+        """Counters and gauges, as of now."""
+
+    def close(self) -> None:
+        """Close sockets and threads."""
 
 
 class CoreEngine(Protocol):
@@ -296,6 +335,7 @@ def assemble_core(
         counters=counters,
     )
     return Core(
+        card.name,
         engine,
         handler,
         manager,

@@ -88,18 +88,23 @@ def local_folder(source: Source) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
+def find_file(source: Source, name: str) -> Path | None:
+    """A file of a model; None where it has none of this name."""
+    folder = local_folder(source)
+    if folder is not None and source.local_only:
+        path = folder / name
+        return path if path.is_file() else None
+    try:
+        return Path(hf_hub_download(source.path, name, revision=source.revision))
+    except EntryNotFoundError:
+        return None
+
+
 def read_json(source: Source, name: str) -> dict[str, Any] | None:
     """A JSON file of a model; None where it has none, or it is no object."""
-    folder = local_folder(source)
-    if folder is None or not source.local_only:
-        try:
-            path = Path(hf_hub_download(source.path, name, revision=source.revision))
-        except EntryNotFoundError:
-            return None
-    else:
-        path = folder / name
+    path = find_file(source, name)
     try:
-        found = json.loads(path.read_bytes())
+        found = None if path is None else json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

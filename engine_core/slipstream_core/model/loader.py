@@ -162,9 +162,9 @@ def load_model(
     ModelLoadError.
     """
     started = time.monotonic()
-    target = _device(name, device, rank)
+    target = target_device(name, device, rank)
     register()
-    with _quiet():
+    with quiet():
         try:
             source = Source(name, True) if is_random(name) else locate(name)
             config = random_config(name) if is_random(name) else None
@@ -180,7 +180,7 @@ def load_model(
             quantized = quantization_of(name, config, source)
             if quantized is not None and quantized.method == MXFP4:
                 _refuse_sliced(name, "weights in MXFP4", rank)
-        torch_dtype = _dtype(dtype, target, config)
+        torch_dtype = dtype_of(dtype, target, config)
         text = config.get_text_config()
         refuse_kind(name, config, text)
         layers, shell, towers, has_states = _geometry(name, config, text, trust_remote_code)
@@ -359,7 +359,8 @@ def _not_online(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """Without transformers' lines, which come to our log a second time."""
     verbosity = _transformers_logging.get_verbosity()
     had_bars = _transformers_logging.is_progress_bar_enabled()
     # The hub's logger has its own handlers and propagates to ours, so lines would appear twice; its
@@ -386,7 +387,8 @@ def _show_bars(shown: bool) -> None:
     (logs.enable_progress_bar if shown else logs.disable_progress_bar)()
 
 
-def _device(name: str, device: Device, rank: Rank | None) -> torch.device:
+def target_device(name: str, device: Device, rank: Rank | None = None) -> torch.device:
+    """The device that is set. Raises ModelLoadError where there is none such."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ModelLoadError(
             name, "device is 'cuda', but torch finds no CUDA device; set device to 'cpu'"
@@ -398,7 +400,8 @@ def _device(name: str, device: Device, rank: Rank | None) -> torch.device:
     return torch.device(device)
 
 
-def _dtype(dtype: DType, device: torch.device, config: PreTrainedConfig) -> torch.dtype:
+def dtype_of(dtype: DType, device: torch.device, config: PreTrainedConfig) -> torch.dtype:
+    """The type that a model computes in; see `load_model` for auto."""
     if dtype != "auto":
         return {
             "float32": torch.float32,
@@ -418,9 +421,10 @@ def _multiplies_bfloat16() -> bool:
     return bool(supported())
 
 
-def _config(
+def read_config(
     name: str, source: Source, trust_remote_code: bool, overrides: Mapping[str, Any]
 ) -> PreTrainedConfig:
+    """A model's configuration, with what `overrides` replaces. Raises ModelLoadError."""
     files = {"local_files_only": source.local_only, "revision": source.revision}
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
@@ -441,6 +445,13 @@ def _config(
             "its configuration could not be read; give a model's folder or a hub id, of an "
             f"architecture that transformers supports ({brief(error)}){incomplete(source)}",
         ) from error
+    return config
+
+
+def _config(
+    name: str, source: Source, trust_remote_code: bool, overrides: Mapping[str, Any]
+) -> PreTrainedConfig:
+    config = read_config(name, source, trust_remote_code, overrides)
     if not has_class(config):
         config = with_towers(config)
     # With a padding id GPT-2 searches every batch for padding, which synchronises the device. A few

@@ -140,7 +140,15 @@ from slipstream_ipc.messages.kept import (
     KeepOptions,
     KeptAnswer,
 )
-from slipstream_ipc.messages.model_card import AdapterRef, ModelCard
+from slipstream_ipc.messages.model_card import AdapterRef, ModelCard, PoolingCard
+from slipstream_ipc.messages.pooling import (
+    MAX_EMBEDDED,
+    DropPool,
+    Embed,
+    Embedded,
+    Pool,
+    Pooled,
+)
 from slipstream_ipc.messages.replica import (
     ANSWERS_INSPECT,
     ONE_TENANT,
@@ -199,6 +207,7 @@ __all__ = [
     "MAX_CALLS",
     "MAX_CANCELLED",
     "MAX_CHAT_TURNS",
+    "MAX_EMBEDDED",
     "MAX_IDENTITY_BYTES",
     "MAX_KEPT_BYTES",
     "MAX_LABEL_CHARS",
@@ -255,6 +264,9 @@ __all__ = [
     "Detokenize",
     "Detokenized",
     "DropKept",
+    "DropPool",
+    "Embed",
+    "Embedded",
     "End",
     "ErrorCode",
     "EventKind",
@@ -290,6 +302,9 @@ __all__ = [
     "OtherAnswer",
     "OwnProcess",
     "Ping",
+    "Pool",
+    "Pooled",
+    "PoolingCard",
     "Positions",
     "PromptLogprobs",
     "ReasoningIds",

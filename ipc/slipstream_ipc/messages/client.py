@@ -35,6 +35,7 @@ from slipstream_ipc.messages.handshake import (
     Welcome,
 )
 from slipstream_ipc.messages.kept import KeptAnswer
+from slipstream_ipc.messages.pooling import Embed, Embedded
 from slipstream_ipc.messages.replica import Inspect, Inspected, Load, Locate, Located
 from slipstream_ipc.messages.request import ChatMessage, Submit, TemplateOptions
 from slipstream_ipc.messages.shared import End, Fault, LogprobColumns
@@ -239,6 +240,7 @@ ClientToWorker = (
     | Inspect
     | ChangeAdapter
     | KnowsAdapters
+    | Embed
 )
 WorkerToClient = (
     Welcome
@@ -261,4 +263,5 @@ WorkerToClient = (
     | Load
     | AdapterChanged
     | AdapterList
+    | Embedded
 )

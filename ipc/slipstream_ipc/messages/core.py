@@ -29,6 +29,7 @@ from slipstream_ipc.messages.fields import (
 )
 from slipstream_ipc.messages.grammar import MAX_FRAME_CHARS
 from slipstream_ipc.messages.handshake import AttachRefused, Hello, Ping, Reattach, Welcome
+from slipstream_ipc.messages.pooling import DropPool, Pool, Pooled
 from slipstream_ipc.messages.replica import Gauge
 from slipstream_ipc.messages.request import RequestSpec
 from slipstream_ipc.messages.shared import End, Fault, LogprobColumns
@@ -309,6 +310,8 @@ WorkerToCore = (
     | KeptIds
     | AdapterChange
     | AreAdaptersKnown
+    | Pool
+    | DropPool
 )
 CoreToWorker = (
     Welcome
@@ -330,4 +333,5 @@ CoreToWorker = (
     | Gauge
     | AdapterOutcome
     | ServedAdapters
+    | Pooled
 )

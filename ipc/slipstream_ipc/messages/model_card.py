@@ -27,6 +27,19 @@ class AdapterRef(Struct, array_like=True, frozen=True):
     digest: Identity
 
 
+class PoolingCard(Struct, array_like=True, frozen=True):
+    """What a model that is served for pooling makes of texts. dimensions: of its vectors.
+    matryoshka: shorter lengths that they may be cut to; None: none, empty: any. prompts: texts in
+    front of an input, by their names. default_prompt: the name of the one that stands there unless
+    a request names another; empty: none does.
+    """
+
+    dimensions: U32
+    matryoshka: Annotated[tuple[U32, ...], Meta(max_length=1024)] | None = None
+    prompts: Annotated[dict[Label, LongText], Meta(max_length=256)] = {}
+    default_prompt: Label = ""
+
+
 class ModelCard(Struct, array_like=True, frozen=True):
     """The model that a stack serves."""
 
@@ -49,3 +62,4 @@ class ModelCard(Struct, array_like=True, frozen=True):
     # models of their own to requests, which the same weights serve
     adapters: Annotated[tuple[AdapterRef, ...], Meta(max_length=MAX_LORAS)] = ()
     is_drafted: bool = False  # its answers are, and so a Submit's prediction saves steps
+    pooling: PoolingCard | None = None  # None: it generates

@@ -19,7 +19,7 @@ StructuredForm = Literal["json", "grammar", "other"]
 class Render(Struct, array_like=True, frozen=True):
     """Tokenize a prompt, `text` or `messages`, if either is given, the bad words, and a prediction.
 
-    If `token_ids` are given, detokenize them instead.
+    If `token_ids` are given, detokenize them instead; if `texts` are, tokenize each of them.
     """
 
     key: int
@@ -37,6 +37,9 @@ class Render(Struct, array_like=True, frozen=True):
     answer: AnswerOptions | None = None  # of `messages`; as in Submit
     structured: StructuredForm | None = None  # the answer is to be structured output
     prediction: str = ""  # of the answer, to be tokenised as well
+    texts: tuple[str, ...] = ()  # as in Embed, and the two below
+    truncate_to: int = 0
+    truncates_left: bool = False
 
 
 class Rendered(Struct, array_like=True, frozen=True, tag=0):
@@ -57,6 +60,8 @@ class Rendered(Struct, array_like=True, frozen=True, tag=0):
     formats: LeftOut = ()  # paths of custom tools' formats, which only `call_grammar` can enforce
     is_for_formats: bool = False  # nothing else asks for `call_grammar`
     prediction_ids: bytes = b""  # as in Admit
+    counts: bytes = b""  # of `texts`: tokens of each, a u32 column
+    index: int | None = None  # among `texts`, of the one that the fault is about
 
 
 class TokenizerReady(Struct, array_like=True, frozen=True, tag=1):

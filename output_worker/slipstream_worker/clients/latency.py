@@ -12,6 +12,7 @@ deltas, time per token, end-to-end time.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 from slipstream_ipc.telemetry.histogram import BriefHistogramBuilder, HistogramBuilder, bounds
 from slipstream_ipc.telemetry.statistics import (
@@ -67,6 +68,15 @@ class RequestCounters:
         """A stream has ended; `num_cut` of its tokens lie past its end."""
         self._finished[reason] = self._finished.get(reason, 0) + 1
         self.num_overrun_tokens += num_cut
+
+    def embedded(self, num_tokens: Sequence[int], took_s: float) -> None:
+        """A query is answered with the vectors of inputs of so many tokens, each a request."""
+        self.num_accepted += len(num_tokens)
+        self.num_prompt_tokens += sum(num_tokens)
+        self._finished["stop"] = self._finished.get("stop", 0) + len(num_tokens)
+        for num in num_tokens:
+            self._prompt_tokens.add(num)
+            self._e2e_s.add(max(0.0, took_s))
 
     def delivered(self, columns: StreamColumns, built: BuiltDeltas, now: float) -> None:
         """Count a message that was sent, and move the cursors."""

@@ -1,4 +1,5 @@
-"""Clients' queries beside streams: tokenize a text, detokenize ids. Recalls are answered elsewhere.
+"""Clients' queries beside streams: tokenize a text, detokenize ids, and the texts of embeddings.
+Recalls are answered elsewhere.
 
 - A query is not kept across sessions: the client repeats it after an attach. If its session ends,
   the query is withdrawn, or its answer dropped if it is already being processed.
@@ -14,6 +15,7 @@ from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
     Detokenize,
     Detokenized,
+    Embed,
     Fault,
     KeptAnswer,
     Located,
@@ -30,6 +32,7 @@ from slipstream_ipc.validation.chat_template import (
     MAX_SPELLED_TOKENS,
     check_token_ids,
 )
+from slipstream_worker.clients.embedding_queries import EmbeddingQueries
 from slipstream_worker.clients.ports import ClientPort
 from slipstream_worker.clients.query_queue import QueryQueue, QueuedQuery
 from slipstream_worker.clients.readers import StreamReaders
@@ -44,14 +47,17 @@ from slipstream_worker.tokenizer.long_prompts import (
 MAX_CHARS_IN_PROCESS = 2**16  # limit on the short queries in the tokenizer process, approximate
 MAX_UNREAD = 1024  # queued messages of a client, beyond which its queries fail
 MAX_UNREAD_BYTES = 2**25  # of the answers among them
-_UNREAD = Fault("overloaded", "the answers to earlier queries have not been read")
+UNREAD = Fault("overloaded", "the answers to earlier queries have not been read")
 
 
 class ClientQueries:
     """Queries that are not answered yet."""
 
-    def __init__(self, readers: StreamReaders, prompts: RenderSource) -> None:
+    def __init__(
+        self, readers: StreamReaders, prompts: RenderSource, embeddings: EmbeddingQueries
+    ) -> None:
         self._readers = readers
+        self._embeddings = embeddings
         self._prompts = prompts
         self._in_process: dict[int, QueuedQuery] = {}  # in the tokenizer process, by its key
         # by lane; of each lane of long ones, one is in the tokenizer process at a time
@@ -98,6 +104,12 @@ class ClientQueries:
         )
         self._add(client, message, render)
 
+    def embed(self, client: bytes, message: Embed, card: ModelCard) -> None:
+        """Tokenize the texts of an Embed; `EmbeddingQueries` goes on with them."""
+        render = self._embeddings.begin(client, message, self._tenant(client, message), card)
+        if render is not None:
+            self._add(client, message, render)
+
     def answered(self, answer: Rendered) -> bool:
         """Forward an answer of the tokenizer process; returns whether it belongs to a query."""
         query = self._in_process.pop(answer.key, None)
@@ -136,8 +148,11 @@ class ClientQueries:
                 if not self._readers.is_here(client):
                     self.withdraw(client)
 
-    def _add(self, client: bytes, message: Tokenize | Detokenize, render: Render) -> None:
-        tenant = self._readers.port(client).session.public_key or message.tenant or client
+    def _tenant(self, client: bytes, message: Tokenize | Detokenize | Embed) -> bytes:
+        return self._readers.port(client).session.public_key or message.tenant or client
+
+    def _add(self, client: bytes, message: Tokenize | Detokenize | Embed, render: Render) -> None:
+        tenant = self._tenant(client, message)
         query = QueuedQuery(client, message.number, render, size_of(render), tenant)
         queue = self._queues[lane_of(render)]
         why = queue.why_full(query)
@@ -157,7 +172,10 @@ class ClientQueries:
             return  # its client has gone
         port = self._readers.port(query.client)
         if _leaves_much_unread(port):
-            answer = Rendered(0, fault=_UNREAD)
+            answer = Rendered(0, fault=UNREAD)
+        if query.render.texts:
+            self._embeddings.rendered(query.client, query.number, answer)
+            return
         found: Detokenized | Tokenized
         if query.render.token_ids is not None:
             found = Detokenized(query.number, answer.text, answer.fault)

@@ -24,6 +24,8 @@ from slipstream_ipc.messages import (
     ChangeAdapter,
     ClientToWorker,
     Detokenize,
+    Embed,
+    Embedded,
     Fault,
     Goodbye,
     Hello,
@@ -47,10 +49,11 @@ from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.transport.router import Session
 from slipstream_ipc.validation.request_spec import among_own
 from slipstream_worker.clients.adapter_queries import AdapterQueries
+from slipstream_worker.clients.embedding_queries import EmbeddingQueries
 from slipstream_worker.clients.inspections import Inspections
 from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.clients.ports import FrontAcceptor, Receipt
-from slipstream_worker.clients.queries import ClientQueries
+from slipstream_worker.clients.queries import UNREAD, ClientQueries
 from slipstream_worker.clients.readers import accepted
 from slipstream_worker.config import WorkerConfig
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
@@ -72,6 +75,7 @@ from slipstream_worker.tokenizer.queue import RenderQueue
 
 logger = logging.getLogger(__name__)
 
+_EMBEDS = Fault("bad_request", "this model is served for embeddings: it generates no text")
 _CONFLICT = Fault("conflict", "this stream id is used by another request", "stream_id")
 
 
@@ -89,6 +93,7 @@ class ClientMessages:
         detokenizers: DetokenizerFactory,
         load_notices: LoadNotices,
         adapters: AdapterQueries,
+        embeddings: EmbeddingQueries,
         *,
         is_traced: bool = False,
     ) -> None:
@@ -104,7 +109,8 @@ class ClientMessages:
         self._detokenizers = detokenizers
         self._load_notices = load_notices
         self._adapters = adapters
-        self._queries = ClientQueries(store.readers, prompts)
+        self._embeddings = embeddings
+        self._queries = ClientQueries(store.readers, prompts, embeddings)
         self.inspections = Inspections(store.readers)
         self._recalls = RecallQueue(lifecycle, self._queries, store.retention)
         self.is_draining = False  # new requests are rejected
@@ -116,6 +122,7 @@ class ClientMessages:
             case Hello():
                 self._queries.withdraw(session.identity)  # it repeats its queries after an attach
                 self._adapters.withdraw(session.identity)
+                self._embeddings.withdraw(session.identity)
                 self._readers.attach_client(session)
                 self._front.welcome(
                     session,
@@ -146,6 +153,8 @@ class ClientMessages:
                 self._queries.tokenize(session.identity, body)
             case Detokenize():
                 self._queries.detokenize(session.identity, body, card)
+            case Embed():
+                self._embed(session, body, card)
             case Cancel():
                 scope = session.public_key or body.scope
                 found = tuple([lifecycle.cancel(each, scope) for each in body.stream_ids])
@@ -165,6 +174,7 @@ class ClientMessages:
             case Goodbye():
                 self._queries.withdraw(session.identity)
                 self._adapters.withdraw(session.identity)
+                self._embeddings.withdraw(session.identity)
                 self._front.close(session)
                 lifecycle.remove_client(session.identity)
             case Ping():
@@ -201,6 +211,18 @@ class ClientMessages:
         """Drop queries of clients that have gone. Call it regularly."""
         self._queries.beat()
         self._recalls.beat()
+        self._embeddings.beat()
+
+    def _embed(self, session: Session[Receipt], embed: Embed, card: ModelCard) -> None:
+        fault = None
+        if self.is_draining:
+            fault = Fault("overloaded", "the server is shutting down")
+        elif self._queries.leaves_much_unread(session.identity):
+            fault = UNREAD
+        if fault is None:
+            self._queries.embed(session.identity, embed, card)
+        else:
+            self._readers.port(session.identity).enqueue(Embedded(embed.number, fault=fault))
 
     def _submit_all(self, session: Session[Receipt], submit: Submit, card: ModelCard) -> None:
         lifecycle = self._lifecycle
@@ -269,6 +291,9 @@ class ClientMessages:
             check_answer(submit)
         except BadRequest as error:
             self._reject(session, submit, error.fault)
+            return
+        if card.pooling is not None:
+            self._reject(session, submit, _EMBEDS)
             return
         render = _render_of(submit, submission, card)
         spec = submission.spec_of(submit)

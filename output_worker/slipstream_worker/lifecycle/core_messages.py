@@ -33,6 +33,7 @@ from slipstream_ipc.messages import (
     Gauge,
     Kept,
     ModelCard,
+    Pooled,
     Positions,
     Registered,
     ServedAdapters,
@@ -47,6 +48,7 @@ from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 from slipstream_worker.clients.adapter_queries import AdapterQueries
+from slipstream_worker.clients.embedding_queries import EmbeddingQueries
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.config import WorkerConfig
@@ -89,6 +91,7 @@ class CoreMessages:
         detokenizers: DetokenizerFactory,
         load_notices: LoadNotices,
         adapters: AdapterQueries,
+        embeddings: EmbeddingQueries,
         *,
         answers: AnswerForm | None = None,
         tracer: Tracer | None = None,
@@ -109,6 +112,7 @@ class CoreMessages:
         self._detokenizers = detokenizers
         self._load_notices = load_notices
         self._adapters = adapters
+        self._embeddings = embeddings
         self._tokenizer = config.tokenizer
         self._answers = answers or AnswerForm()
         self.card: ModelCard | None = None
@@ -166,6 +170,8 @@ class CoreMessages:
                 self._serve_adapters(message)
             case AdapterOutcome():
                 self._adapters.answered(message)
+            case Pooled():
+                self._embeddings.answered(message)
             case SyncDone():
                 if self._spans is not None and not self.is_synced and self._predecessor_ended_s:
                     self._note_takeover(self._predecessor_ended_s)
@@ -195,6 +201,7 @@ class CoreMessages:
             self._spans.model = self.card.name
         self._core.restart()
         self._adapters.attached()
+        self._embeddings.attached()
         if before is not None and before.adapters != self.card.adapters:
             self._adapters.tell(self.card.adapters)  # a core that was replaced may lack some
         self._streams.clear_core_rows()

@@ -36,7 +36,7 @@ def size_of(request: Render) -> int:
     """Size of the request in characters; a token id counts as one."""
     num_ids = len(request.token_ids or b"") // 4
     num_chars = num_prompt_chars(request.text, request.messages, request.template)
-    return num_ids + num_chars + len(request.prediction)
+    return num_ids + num_chars + len(request.prediction) + sum(map(len, request.texts))
 
 
 def num_prompt_chars(

@@ -38,6 +38,7 @@ from slipstream_worker.formats.call_grammar import (
 )
 from slipstream_worker.tokenizer.answer_settings import ReadFormat, asks_for_grammar
 from slipstream_worker.tokenizer.bad_words import bad_word_ids
+from slipstream_worker.tokenizer.embedding_inputs import inputs_rendered
 from slipstream_worker.tokenizer.long_prompts import SLICE_CHARS, tokens_if_too_long
 from slipstream_worker.tokenizer.open_turn import ChatTexts, open_turn
 from slipstream_worker.tokenizer.template_dialect import TemplateDialect
@@ -72,6 +73,8 @@ def render(tokenizer: Any, request: Render, traits: ChatTraits = _PLAIN) -> Rend
     try:
         if request.token_ids is not None:
             return _decoded(tokenizer, request, request.token_ids)
+        if request.texts:
+            return inputs_rendered(tokenizer, request)
         if request.messages and not tokenizer.chat_template:
             fault = Fault("bad_request", "this model has no chat template", "messages")
             return Rendered(request.key, fault=fault)

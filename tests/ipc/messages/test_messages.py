@@ -18,7 +18,7 @@ from slipstream_ipc.messages import (
 DIRECTIONS = [
     ([*range(10, 20), *range(80, 90)], ClientToWorker),
     ([*range(20, 30), *range(70, 80)], WorkerToClient),
-    (range(30, 40), WorkerToCore),
+    ([*range(30, 40), *range(60, 70)], WorkerToCore),
     (range(40, 60), CoreToWorker),
 ]
 REGISTRY = {name: value for name, value in vars(tags).items() if isinstance(value, int)}

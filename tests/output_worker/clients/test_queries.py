@@ -99,7 +99,7 @@ def prompts() -> Prompts:
 
 @pytest.fixture
 def queries(readers: Any, prompts: Any) -> ClientQueries:
-    return ClientQueries(readers, prompts)
+    return ClientQueries(readers, prompts, None)  # type: ignore[arg-type]
 
 
 def test_each_gets_its_own_answer(queries, readers, prompts):
@@ -272,7 +272,7 @@ def test_who_asks_and_does_not_read_costs_a_bounded_number_of_bytes(
 ) -> None:
     monkeypatch.setattr(module, "MAX_UNREAD_BYTES", 1000)
     prompts = Prompts()
-    queries = ClientQueries(readers, prompts)  # type: ignore[arg-type]
+    queries = ClientQueries(readers, prompts, None)  # type: ignore[arg-type]
     for number in range(20):
         queries.tokenize(ME, Tokenize(number, "a"))
         key = len(prompts.asked)

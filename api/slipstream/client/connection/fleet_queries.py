@@ -23,6 +23,7 @@ from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
     Cancel,
     ChangeAdapter,
+    Embed,
     Inspect,
     Locate,
     Recall,
@@ -86,7 +87,9 @@ class FleetQueries:
                 return
         able = members.attached_of(model) or members.opened_of(model)
         if able:
-            able[0].ask(query, future, now, post)
+            # calls for embeddings are work for a device, and are spread
+            place = query.call[0] % len(able) if isinstance(query, Embed) and query.call else 0
+            able[place].ask(query, future, now, post)
         elif future.set_running_or_notify_cancel():
             future.set_exception(members.gone_error(model))
 

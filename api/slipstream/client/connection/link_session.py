@@ -58,6 +58,7 @@ from slipstream_ipc.messages import (
     ClientToWorker,
     Deltas,
     Detokenized,
+    Embedded,
     Fault,
     Goodbye,
     Inspected,
@@ -424,6 +425,7 @@ class ClientSession:
                     | Located()
                     | Inspected()
                     | AdapterChanged()
+                    | Embedded()
                 ):
                     self._queries.answer(body)
                     self._num_breaches = 0

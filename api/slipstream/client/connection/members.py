@@ -42,6 +42,7 @@ from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
     ANSWERS_INSPECT,
     Cancel,
+    Embed,
     Fault,
     Load,
     Locate,
@@ -163,6 +164,8 @@ class Member:
         match query:
             case Recall():
                 links[worker_of(query.stream_id, len(links))].ask(query, future, now, post)
+            case Embed():
+                links[worker_of(query.call, len(links))].ask(query, future, now, post)
             case Cancel() | Locate() if len(links) > 1:
                 self._ask_each(query, future, now, post)
             case _:

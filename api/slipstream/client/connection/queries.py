@@ -1,4 +1,5 @@
-"""A client's queries beside its streams: tokenize, detokenize, inspect; cancel, recall, locate.
+"""A client's queries beside its streams: tokenize, detokenize, embed, inspect; cancel, recall,
+locate.
 
 - A query is sent again after each attach until it is answered, so it survives what a stream
   survives. Other answers are ignored.
@@ -39,6 +40,8 @@ from slipstream_ipc.messages import (
     ChangeAdapter,
     Detokenize,
     Detokenized,
+    Embed,
+    Embedded,
     Inspect,
     Inspected,
     Locate,
@@ -54,8 +57,10 @@ from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.validation.chat_template import check_token_ids, template_options
 from slipstream_ipc.validation.sampling_params import token_ids_from
 
-Query = Tokenize | Detokenize | Cancel | Recall | Locate | Inspect | ChangeAdapter
-Found = Tokenized | Detokenized | Cancelled | Recalled | Located | Inspected | AdapterChanged
+Query = Tokenize | Detokenize | Cancel | Recall | Locate | Inspect | ChangeAdapter | Embed
+Found = (
+    Tokenized | Detokenized | Cancelled | Recalled | Located | Inspected | AdapterChanged | Embedded
+)
 
 
 Send = Callable[[Query], bool]
@@ -137,8 +142,8 @@ class PendingQueries:
         self.due.pop(found.number, None)
         if not asked.future.set_running_or_notify_cancel():
             return
-        # a refused change has more to say than its fault
-        bare = Cancelled | Located | Inspected | AdapterChanged
+        # a refused change, or one of several inputs, has more to say than its fault
+        bare = Cancelled | Located | Inspected | AdapterChanged | Embedded
         fault = None if isinstance(found, bare) else found.fault
         if fault is not None:
             asked.future.set_exception(error_from(fault))
@@ -309,6 +314,12 @@ def _check(query: Query, found: Found) -> None:
             (Recall(), Recalled()) | (Inspect(), Inspected()) | (ChangeAdapter(), AdapterChanged())
         ):
             is_right = True
+        case Embed(), Embedded():
+            num = len(query.texts) or len(query.counts) // 4
+            is_right = found.fault is not None or (
+                len(u32(found.num_tokens, "num_tokens")) == num
+                and len(found.vectors) % (4 * num) == 0
+            )
         case Locate(), Located():
             is_right = len(found.moves) in (0, len(query.stream_ids))  # 0: nothing was looked up
         case _:

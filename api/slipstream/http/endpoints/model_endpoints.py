@@ -47,6 +47,7 @@ from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.logprobs.vocabulary import TextsByModel
 from slipstream.http.native.abort import abort
 from slipstream.http.native.adapters import load_adapter, unload_adapter
+from slipstream.http.native.embeddings import embeddings, read_embeddings
 from slipstream.http.native.generate import plan_generation, read_generate
 from slipstream.http.native.tokenize import detokenize, tokenize, tokenizer_info
 from slipstream.http.openai.body_decoder import check_num_values
@@ -103,6 +104,7 @@ class ModelEndpoints:
             "/v1/messages/count_tokens": self.count_tokens,
             PATH: self.responses.create,
             COUNT_PATH: self.responses.count,
+            "/v1/embeddings": self.embeddings,
             "/generate": self.generate,
             "/abort": self.abort,
             "/v1/load_lora_adapter": partial(load_adapter, io, keys),
@@ -159,6 +161,11 @@ class ModelEndpoints:
         body = self._read(read_count_tokens, request)
         model = served_model(self._io, body.model)
         count_tokens(self._io, body, base_of(model), exchange)
+
+    def embeddings(self, request: HttpRequest, exchange: Exchange) -> None:
+        """POST /v1/embeddings. Raises: ApiError, BadRequestError."""
+        body = self._read(read_embeddings, request)
+        embeddings(self._io, body, request, exchange, self._context.slices)
 
     def generate(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /generate. Raises: ApiError, BadRequestError."""

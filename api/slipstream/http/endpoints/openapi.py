@@ -211,6 +211,9 @@ ENDPOINTS: dict[str, Endpoint] = {
         events=_COMPLETION | _CHAT_CHUNK | _GENERATION | _MESSAGE_EVENT,
         query=QUERY,
     ),
+    "/v1/embeddings": Endpoint(
+        "post", "embed texts", responses.EmbeddingList, body=requests.EmbeddingRequest
+    ),
     "/generate": Endpoint(
         "post",
         "complete a prompt; with token ids",

@@ -308,6 +308,33 @@ class DetokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     model: str | None = None
 
 
+class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/embeddings. input: text, token ids, or a list of either.
+
+    truncate_prompt_tokens: tokens that longer inputs are cut to; -1: as many as the model takes.
+    prompt_name: of the model's own prompt in front of each text. normalize: null: as the model's
+    files say; use_activation is vLLM's name for it.
+    """
+
+    input: str | list[Any]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    # vLLM's
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    use_activation: bool | None = None
+    # ours, with sentence-transformers' names
+    prompt_name: str | None = None
+    normalize: bool | None = None
+
+    user: Ignored = None
+    priority: Ignored = None
+    cache_salt: Ignored = None
+    request_id: str | None = None
+
+
 class LoadLoraRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/load_lora_adapter. lora_path: a folder of the server's. load_inplace: what requests
     find under a name that is taken is replaced.

@@ -252,6 +252,30 @@ class Tokens(Struct, frozen=True):
     token_strs: list[str] | None = None
 
 
+class Embedding(Struct, frozen=True):
+    """An input's vector: numbers, or 32-bit floats in base64."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(Struct, frozen=True):
+    """The tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct, frozen=True):
+    """The vectors of a request's inputs, in their order."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
 class Text(Struct, frozen=True):
     """Detokenized text."""
 

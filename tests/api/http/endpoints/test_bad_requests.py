@@ -23,6 +23,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/responses/input_tokens": {"input": "x"},
     "/v1/messages": {"model": "fake", "max_tokens": 2, "messages": [USER]},
     "/v1/messages/count_tokens": {"model": "fake", "messages": [USER]},
+    "/v1/embeddings": {"input": "x"},
     "/generate": {"text": "x"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
@@ -39,6 +40,7 @@ TOLERANT = {
     "/v1/responses/input_tokens",
     "/v1/messages",
     "/v1/messages/count_tokens",
+    "/v1/embeddings",
 }
 NO_JSON = (b"", b"{", b"[]", b"null", b'"x"', b"[" * 9999, b"\xff")
 # path, fields that are added, which one is named
@@ -122,6 +124,13 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/tokenize", {"prompt": 1}, "prompt"),
     ("/tokenize", {"prompt": None}, "prompt"),
     ("/tokenize", {"messages": [USER]}, "prompt"),
+    ("/v1/embeddings", {"input": 7}, "input"),
+    ("/v1/embeddings", {"input": []}, "input"),
+    ("/v1/embeddings", {"input": ["x", 7]}, "input[1]"),
+    ("/v1/embeddings", {"input": ["x"] * 2049}, "input"),
+    ("/v1/embeddings", {"encoding_format": "int8"}, "encoding_format"),
+    ("/v1/embeddings", {"dimensions": "x"}, "dimensions"),
+    ("/v1/embeddings", {"normalize": True, "use_activation": False}, "use_activation"),
     ("/tokenize", {"tools": [TOOL]}, "tools"),
     ("/tokenize", {"prompt": None, "messages": []}, "messages"),
     ("/tokenize", {"prompt": None, "messages": [{"role": "user"}]}, "messages[0].content"),
