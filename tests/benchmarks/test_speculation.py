@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.cli.main import main
 from slipstream_core.drafting.step_costs import StepCosts
-from slipstream_core.engine.engine import build
+from slipstream_core.engine import build
 from slipstream_lab import speculation
 
 

@@ -11,7 +11,7 @@ from tests.helpers.admits import with_fields
 from tests.helpers.core_box import VOCAB_SIZE
 from tests.helpers.patience import Patience
 
-from slipstream_core.engine.engine import engine as engine_module
+from slipstream_core.engine import engine as engine_module
 from slipstream_core.workers import sender
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import End, Forget, Registered, Report, Step, Withdraw
