@@ -24,6 +24,7 @@ from slipstream_ipc.telemetry.timeline import RecentSpans
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 from slipstream_ipc.transport.sockets import ServerSockets
 from slipstream_worker.clients.adapter_queries import AdapterQueries
+from slipstream_worker.clients.core_queries import CoreQueries
 from slipstream_worker.clients.embedding_queries import EmbeddingQueries
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.load_notices import LoadNotices
@@ -105,8 +106,8 @@ class Worker:
             AnswerKeeper(core, self.columns, detokenizers, kept_bytes),
             min_interval=1 if config.stream_interval == "auto" else config.stream_interval,
         )
-        adapters = AdapterQueries(core, self.readers)
         self._embeddings = EmbeddingQueries(core, self.readers, counters)
+        core_queries = CoreQueries(AdapterQueries(core, self.readers), self._embeddings)
         self._from_core = CoreMessages(
             config,
             core,
@@ -115,8 +116,7 @@ class Worker:
             counters,
             detokenizers,
             self._load_notices,
-            adapters,
-            self._embeddings,
+            core_queries,
             answers=answers,
             tracer=tracer,
         )
@@ -133,8 +133,7 @@ class Worker:
             prompts,
             detokenizers,
             self._load_notices,
-            adapters,
-            self._embeddings,
+            core_queries,
             is_traced=spans is not None,
         )
 

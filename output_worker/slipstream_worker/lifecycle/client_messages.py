@@ -48,8 +48,7 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.transport.router import Session
 from slipstream_ipc.validation.request_spec import among_own
-from slipstream_worker.clients.adapter_queries import AdapterQueries
-from slipstream_worker.clients.embedding_queries import EmbeddingQueries
+from slipstream_worker.clients.core_queries import CoreQueries
 from slipstream_worker.clients.inspections import Inspections
 from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.clients.ports import FrontAcceptor, Receipt
@@ -92,8 +91,7 @@ class ClientMessages:
         prompts: RenderSource,
         detokenizers: DetokenizerFactory,
         load_notices: LoadNotices,
-        adapters: AdapterQueries,
-        embeddings: EmbeddingQueries,
+        core_queries: CoreQueries,
         *,
         is_traced: bool = False,
     ) -> None:
@@ -108,7 +106,8 @@ class ClientMessages:
         self._render_queue = render_queue
         self._detokenizers = detokenizers
         self._load_notices = load_notices
-        self._adapters = adapters
+        self._core_queries = core_queries
+        self._adapters, embeddings = core_queries.adapters, core_queries.embeddings
         self._embeddings = embeddings
         self._queries = ClientQueries(store.readers, prompts, embeddings)
         self.inspections = Inspections(store.readers)
@@ -121,8 +120,7 @@ class ClientMessages:
         match body:
             case Hello():
                 self._queries.withdraw(session.identity)  # it repeats its queries after an attach
-                self._adapters.withdraw(session.identity)
-                self._embeddings.withdraw(session.identity)
+                self._core_queries.withdraw(session.identity)
                 self._readers.attach_client(session)
                 self._front.welcome(
                     session,
@@ -173,8 +171,7 @@ class ClientMessages:
                 self._recalls.add(session, body)
             case Goodbye():
                 self._queries.withdraw(session.identity)
-                self._adapters.withdraw(session.identity)
-                self._embeddings.withdraw(session.identity)
+                self._core_queries.withdraw(session.identity)
                 self._front.close(session)
                 lifecycle.remove_client(session.identity)
             case Ping():

@@ -47,8 +47,7 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
-from slipstream_worker.clients.adapter_queries import AdapterQueries
-from slipstream_worker.clients.embedding_queries import EmbeddingQueries
+from slipstream_worker.clients.core_queries import CoreQueries
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.config import WorkerConfig
@@ -90,8 +89,7 @@ class CoreMessages:
         counters: RequestCounters,
         detokenizers: DetokenizerFactory,
         load_notices: LoadNotices,
-        adapters: AdapterQueries,
-        embeddings: EmbeddingQueries,
+        core_queries: CoreQueries,
         *,
         answers: AnswerForm | None = None,
         tracer: Tracer | None = None,
@@ -111,8 +109,8 @@ class CoreMessages:
         self._counters = counters
         self._detokenizers = detokenizers
         self._load_notices = load_notices
-        self._adapters = adapters
-        self._embeddings = embeddings
+        self._core_queries = core_queries
+        self._adapters = core_queries.adapters
         self._tokenizer = config.tokenizer
         self._answers = answers or AnswerForm()
         self.card: ModelCard | None = None
@@ -171,7 +169,7 @@ class CoreMessages:
             case AdapterOutcome():
                 self._adapters.answered(message)
             case Pooled():
-                self._embeddings.answered(message)
+                self._core_queries.embeddings.answered(message)
             case SyncDone():
                 if self._spans is not None and not self.is_synced and self._predecessor_ended_s:
                     self._note_takeover(self._predecessor_ended_s)
@@ -200,8 +198,7 @@ class CoreMessages:
         if self._spans is not None:
             self._spans.model = self.card.name
         self._core.restart()
-        self._adapters.attached()
-        self._embeddings.attached()
+        self._core_queries.attached()
         if before is not None and before.adapters != self.card.adapters:
             self._adapters.tell(self.card.adapters)  # a core that was replaced may lack some
         self._streams.clear_core_rows()
