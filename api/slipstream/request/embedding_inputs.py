@@ -146,15 +146,16 @@ def _cut(asked: Embed, texts: list[str], columns: list[npt.NDArray[np.uint32]]) 
 
 def _prompt(name: object, pooling: PoolingCard, *, is_text: bool) -> str:
     """The text in front of each input."""
+    prompts = {each.name: each.text for each in pooling.prompts}
     if name is None:
-        return pooling.prompts.get(pooling.default_prompt, "") if is_text else ""
+        return prompts.get(pooling.default_prompt, "") if is_text else ""
     if not is_text:
         raise BadRequest("prompt_name", name, "None with token ids, which get no prompt")
-    if not isinstance(name, str) or name not in pooling.prompts:
-        names = sorted(pooling.prompts)
+    if not isinstance(name, str) or name not in prompts:
+        names = sorted(prompts)
         allowed = one_of(names) if names else "None: the model has no prompts"
         raise BadRequest("prompt_name", name, allowed)
-    return pooling.prompts[name]
+    return prompts[name]
 
 
 def _dimensions(given: object, pooling: PoolingCard) -> int:

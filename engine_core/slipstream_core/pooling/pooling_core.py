@@ -44,6 +44,7 @@ from slipstream_ipc.messages import (
     Gauge,
     Hello,
     ModelCard,
+    NamedPrompt,
     Pool,
     Pooled,
     PoolingCard,
@@ -347,6 +348,7 @@ def _check(pool: Pool, vocab_size: int) -> None:
 
 def _card(config: CoreConfig, model: FlatModel) -> ModelCard:
     recipe = model.recipe
+    prompts = tuple([NamedPrompt(*each) for each in (recipe.prompts or {}).items()])
     info = ModelInfo(model.name, model.vocab_size, model.max_model_len, model.eos_token_ids, 0, 1)
     return ModelCard(
         config.served_model_name or model.name,
@@ -356,7 +358,5 @@ def _card(config: CoreConfig, model: FlatModel) -> ModelCard:
         model.eos_token_ids,
         fingerprint=fingerprint_of(config, info),
         aliases=config.aliases,
-        pooling=PoolingCard(
-            model.dimensions, model.matryoshka, dict(recipe.prompts or {}), recipe.default_prompt
-        ),
+        pooling=PoolingCard(model.dimensions, model.matryoshka, prompts, recipe.default_prompt),
     )

@@ -140,7 +140,7 @@ from slipstream_ipc.messages.kept import (
     KeepOptions,
     KeptAnswer,
 )
-from slipstream_ipc.messages.model_card import AdapterRef, ModelCard, PoolingCard
+from slipstream_ipc.messages.model_card import AdapterRef, ModelCard, NamedPrompt, PoolingCard
 from slipstream_ipc.messages.pooling import (
     MAX_EMBEDDED,
     DropPool,
@@ -298,6 +298,7 @@ __all__ = [
     "Located",
     "LogprobColumns",
     "ModelCard",
+    "NamedPrompt",
     "OtherAdmit",
     "OtherAnswer",
     "OwnProcess",

@@ -27,16 +27,22 @@ class AdapterRef(Struct, array_like=True, frozen=True):
     digest: Identity
 
 
+class NamedPrompt(Struct, array_like=True, frozen=True):
+    """A text in front of an input for embeddings, by its name."""
+
+    name: Label
+    text: LongText
+
+
 class PoolingCard(Struct, array_like=True, frozen=True):
     """What a model that is served for pooling makes of texts. dimensions: of its vectors.
-    matryoshka: shorter lengths that they may be cut to; None: none, empty: any. prompts: texts in
-    front of an input, by their names. default_prompt: the name of the one that stands there unless
-    a request names another; empty: none does.
+    matryoshka: shorter lengths that they may be cut to; None: none, empty: any. default_prompt: the
+    name of the one that stands in front of an input unless a request names another; empty: none.
     """
 
     dimensions: U32
     matryoshka: Annotated[tuple[U32, ...], Meta(max_length=1024)] | None = None
-    prompts: Annotated[dict[Label, LongText], Meta(max_length=256)] = {}
+    prompts: Annotated[tuple[NamedPrompt, ...], Meta(max_length=256)] = ()
     default_prompt: Label = ""
 
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from slipstream.errors import BadRequestError
 from slipstream.request.embedding_inputs import embed_queries, embedding_inputs
 from slipstream_ipc.columns import pack_u32, u32
-from slipstream_ipc.messages import MAX_EMBEDDED, ModelCard, PoolingCard
+from slipstream_ipc.messages import MAX_EMBEDDED, ModelCard, NamedPrompt, PoolingCard
 
-CARD = PoolingCard(32, (8, 16), {"query": "query: ", "none": ""}, "query")
+PROMPTS = NamedPrompt("query", "query: "), NamedPrompt("none", "")
+CARD = PoolingCard(32, (8, 16), PROMPTS, "query")
 MODEL = ModelCard("m", "/nowhere", 100, 50, (), pooling=CARD)
 
 
