@@ -128,6 +128,8 @@ def test_a_cache_of_a_given_size_is_touched_at_first(tmp_path, given, is_touched
 
 def test_every_option_reaches_a_process(tmp_path):
     given = {
+        "runner": "pooling",
+        "convert": "embed",
         "served_model_name": "mine",
         "dtype": "bfloat16",
         "device": "cpu",
