@@ -103,7 +103,7 @@ class Core:
 
     @property
     def detail(self) -> str:
-        """What is served, for the log."""
+        """The served model, for the log."""
         num_blocks = self.runner.num_blocks - 1  # without the null block, as in the metrics
         return f"{self.name}, {num_blocks} cache blocks"
 
@@ -129,11 +129,11 @@ class Core:
 
 
 class ServingCore(Protocol):
-    """What a core's process drives: an engine with streams, or one that answers queries."""
+    """A core as its process drives it: with streams, or one that answers queries alone."""
 
     @property
     def detail(self) -> str:
-        """What is served, for the log."""
+        """The served model, for the log."""
 
     @property
     def load(self) -> tuple[int, int]:

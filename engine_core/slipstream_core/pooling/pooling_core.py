@@ -125,7 +125,7 @@ class PoolingCore:
 
     @property
     def detail(self) -> str:
-        """What is served, for the log."""
+        """The served model, for the log."""
         return f"{self._card.name}, embeddings of {self._model.dimensions} dimensions"
 
     @property

@@ -1,4 +1,4 @@
-"""Whether a model is served for pooling, in vLLM's words: `--runner` and `--convert`."""
+"""Chooses what a model is served for, by vLLM's words: `--runner` and `--convert`."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class DenseLayer:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How tokens' hidden states become a vector. prompts: texts that may stand in front of an
+    """The way from tokens' hidden states to a vector. prompts: texts that may stand in front of an
     input, by their names. default_prompt: the name of the one that stands there unless another is
     named; empty: none. max_len: tokens of an input; None: the model's own limit.
     """

@@ -35,7 +35,7 @@ class NamedPrompt(Struct, array_like=True, frozen=True):
 
 
 class PoolingCard(Struct, array_like=True, frozen=True):
-    """What a model that is served for pooling makes of texts. dimensions: of its vectors.
+    """The vectors of a model that is served for embeddings. dimensions: of its vectors.
     matryoshka: shorter lengths that they may be cut to; None: none, empty: any. default_prompt: the
     name of the one that stands in front of an input unless a request names another; empty: none.
     """

@@ -1,4 +1,4 @@
-"""What clients ask of the core beside their streams: changes of adapters, and embeddings."""
+"""Clients' questions to the core beside their streams: changes of adapters, and embeddings."""
 
 from __future__ import annotations
 
