@@ -32,6 +32,7 @@ from slipstream_lab.demo_model.train import (
     excerpts,
     late_cooling,
     lone_batches,
+    orthogonal,
     weighed,
 )
 
@@ -333,6 +334,20 @@ def test_the_third_part_holds_its_rate_and_then_cools() -> None:
     assert rates[99:1500] == [1.0] * 1401
     assert rates[1500:] == sorted(rates[1500:], reverse=True)
     assert rates[-1] == 0.0
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (5, 9), (9, 5)])
+def test_an_update_is_orthogonal_by_the_polynomial_of_its_singular_values(
+    shape: tuple[int, int],
+) -> None:
+    gradient = torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    a, b, c = coefficients = (3.4445, -4.775, 2.0315)
+    left, values, right = torch.linalg.svd(gradient, full_matrices=False)
+    values = values / values.norm()
+    for _ in range(5):
+        values = a * values + b * values**3 + c * values**5
+    expected = left @ torch.diag(values) @ right
+    assert torch.allclose(orthogonal(gradient, coefficients, 5, 1e-7), expected)
 
 
 def test_the_loss_is_the_models_own_over_the_tokens_that_count(model: Any) -> None:
