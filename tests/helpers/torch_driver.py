@@ -210,6 +210,45 @@ class Driver:
         return result
 
 
+def save_undefined(folder: Path, to: Path, token: int) -> None:
+    """A model of which no logit is a number once this token is behind."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.get_input_embeddings().weight.data[token] = torch.nan
+    model.save_pretrained(to)
+
+
+def undefined_by(runner: Any, requests: Sequence[Request]) -> list[list[bool]]:
+    """Run requests; whether a step told that a token's logits were undefined, for each."""
+    found: dict[int, list[bool]] = {}
+
+    class Telling(Driver):
+        def collect(self) -> StepResult:
+            sampled = self.in_flight[0]
+            result = super().collect()
+            rows = () if result.undefined is None else result.undefined.tolist()
+            for row, request in enumerate(sampled):
+                found.setdefault(id(request), []).append(row in rows)
+            return result
+
+    Telling(runner).run(requests)
+    return [found[id(each)] for each in requests]
+
+
+def assert_undefined_behind(
+    token: int, requests: Sequence[Request], told: Sequence[list[bool]]
+) -> None:
+    """Assert that what was told is true of the model that `save_undefined` has saved."""
+    num_broken = 0
+    for request, flags in zip(requests, told, strict=True):
+        ids = [*request.prompt, *request.output]
+        end = ids.index(token) + 1 if token in ids[:-1] else len(ids)
+        num_sound = max(0, end - len(request.prompt))
+        assert flags[:num_sound] == [False] * num_sound
+        assert flags[num_sound : num_sound + 1] != [False]
+        num_broken += any(flags)
+    assert 0 < num_broken < len(requests)
+
+
 def prompts_of(*lengths: int, seed: int = 1) -> list[list[int]]:
     rng = random.Random(seed)
     return [[rng.randrange(3, VOCAB) for _ in range(n)] for n in lengths]

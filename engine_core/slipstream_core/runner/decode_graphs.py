@@ -55,7 +55,7 @@ from slipstream_core.runner.mixed_forwards import MixedForwards, StaticForward
 from slipstream_core.runner.readback import StepReadback, fetch, packed_layout, write_logprobs
 from slipstream_core.sampling.logits_processors import LogitsProcessors
 from slipstream_core.sampling.noise import draw, row_keys
-from slipstream_core.sampling.sampler import divisors
+from slipstream_core.sampling.sampler import divisors, undefined_of
 from slipstream_core.sampling.token_bitmask import masked_rows, masks_of
 from slipstream_core.sampling.top_k_top_p import (
     NUM_CANDIDATES,
@@ -396,6 +396,8 @@ class DecodeGraphs:
             self._sample_edited(whole, size, kind, columns, piece)
             return
         token_ids = logits.argmax(-1)
+        undefined = undefined_of(logits, token_ids)
+        piece["undefined"].copy_(undefined)
         if kind.drawn:
             scaled = logits / columns["divisors"][:, None]
             keys = columns["keys"].view(2, size)
@@ -404,7 +406,7 @@ class DecodeGraphs:
                 piece["covered"].copy_(covered)
             else:
                 drawn = draw(scaled, keys, self._vocab)
-            token_ids = torch.where(columns["drawn"] > 0, drawn, token_ids)
+            token_ids = torch.where((columns["drawn"] > 0) & ~undefined, drawn, token_ids)
         self._last_token.index_copy_(0, columns["slots"], token_ids)
         piece["token_ids"].copy_(token_ids)
         if kind.logprobs:
@@ -424,7 +426,9 @@ class DecodeGraphs:
         draws = None
         if kind.drawn and not kind.truncated:
             draws = Draws(columns["divisors"], columns["drawn"], keys)
-        chosen = whole.choose(logits, draws=draws, edits=edits, totals=kind.logprobs)
+        chosen = whole.choose(
+            logits, draws=draws, edits=edits, totals=kind.logprobs, undefined=piece["undefined"]
+        )
         token_ids = chosen.token_ids
         if kind.truncated:
             scaled = whole.scaled(logits, columns["divisors"], edits)
@@ -435,7 +439,8 @@ class DecodeGraphs:
                 bounded = (columns["top_ks"] > 0) & (columns["top_ks"] <= NUM_CANDIDATES)
                 further = (columns["drawn"] > 0) & ~bounded & ~covered
                 whole.further(limits, keys, further, drawn, limits.top_ps)
-            token_ids = torch.where(columns["drawn"] > 0, drawn, token_ids)
+            is_drawn = columns["drawn"] > piece["undefined"]
+            token_ids = torch.where(is_drawn, drawn, token_ids)
             if chosen.own is not None:
                 own = logits.gather(1, token_ids[:, None])[:, 0].float()
                 chosen = chosen._replace(token_ids=token_ids, own=own)

@@ -1,7 +1,7 @@
 """Copies what a step sampled from the device to the host, as a StepResult.
 
 - Everything is packed as 32-bit words into one buffer: ids (a vocabulary has fewer than 2**31),
-  then, if any row asked for them, values, ids and ranks of L rows.
+  which rows are undefined, then, if any row asked for them, values, ids and ranks of L rows.
 - Rows that did not ask have zeros in the result's columns.
 """
 
@@ -35,7 +35,7 @@ def packed_layout(
 
     `with_covered` adds the second result of `top_k_top_p.draw_candidates`, one word per row.
     """
-    fields = [Field("token_ids", np.int32, num_rows)]
+    fields = [Field("token_ids", np.int32, num_rows), Field("undefined", np.int32, num_rows)]
     if with_covered:
         fields.append(Field("covered", np.int32, num_rows))
     if num_asking:
@@ -47,13 +47,19 @@ def packed_layout(
     return Layout(fields)
 
 
-def pack(token_ids: torch.Tensor, logprobs: RawLogprobs | None) -> tuple[torch.Tensor, Layout]:
+def pack(
+    token_ids: torch.Tensor, undefined: torch.Tensor | None, logprobs: RawLogprobs | None
+) -> tuple[torch.Tensor, Layout]:
     """Pack a result into a uint8 buffer on the device; returns it with its layout."""
     asking, width = (0, 0) if logprobs is None else logprobs.values.shape
     layout = packed_layout(len(token_ids), asking, width)
     piece = torch.empty(layout.size, dtype=torch.uint8, device=token_ids.device)
     views = in_device(layout, piece)
     views["token_ids"].copy_(token_ids)
+    if undefined is None:
+        views["undefined"].zero_()
+    else:
+        views["undefined"].copy_(undefined)
     if logprobs is not None and asking:
         write_logprobs(views, logprobs.values, logprobs.ids, logprobs.ranks)
     return piece, layout
@@ -98,7 +104,12 @@ class StepReadback:
         token_ids = views["token_ids"][:num].astype(np.int64)
         wide = tuple((row, arrived(it)) for row, it in self.wide)
         return StepResult(
-            self.plan.step, token_ids, logprobs, wide, tuple(map(arrived, self.prompt))
+            self.plan.step,
+            token_ids,
+            logprobs,
+            wide,
+            tuple(map(arrived, self.prompt)),
+            undefined=_places(views["undefined"][:num]),
         )
 
     def _logprobs(self, views: dict[str, npt.NDArray[np.generic]], num: int) -> Logprobs:
@@ -202,17 +213,29 @@ def wide(
     )
 
 
+def rows_of(undefined: torch.Tensor | None) -> Int64s | None:
+    """Return `StepResult.undefined` from bool [S] on the host."""
+    return None if undefined is None else _places(undefined.numpy())
+
+
+def _places(is_undefined: npt.NDArray[np.generic]) -> Int64s | None:
+    return np.flatnonzero(is_undefined) if is_undefined.any() else None
+
+
 def deliver(
     copies: Copies | None,
     plan: StepPlan,
     token_ids: torch.Tensor,
-    logprobs: RawLogprobs | None,
-    more: Wide,
-    prompt: Prompts,
+    undefined: torch.Tensor | None = None,
+    logprobs: RawLogprobs | None = None,
+    more: Wide = (),
+    prompt: Prompts = (),
 ) -> StepResult | StepReadback:
-    """A step's result: a StepResult without `copies`, else a pending readback."""
+    """A step's result: a StepResult without `copies`, else a pending readback. undefined: bool [S];
+    None: of ids that another rank has sampled.
+    """
     if copies is not None:
-        piece, layout = pack(token_ids, logprobs)
+        piece, layout = pack(token_ids, undefined, logprobs)
         target, event = fetch(copies, piece, layout.size)
         rows = None if logprobs is None else logprobs.rows
         return StepReadback(plan, layout, rows, piece, target, event, more, prompt)
@@ -226,4 +249,6 @@ def deliver(
             logprobs.ranks.numpy(),
         )
     here = tuple((row, arrived(it)) for row, it in more)
-    return StepResult(plan.step, token_ids.numpy(), columns, here, tuple(map(arrived, prompt)))
+    its = tuple(map(arrived, prompt))
+    found = rows_of(undefined)
+    return StepResult(plan.step, token_ids.numpy(), columns, here, its, undefined=found)

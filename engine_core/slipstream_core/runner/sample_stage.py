@@ -17,10 +17,10 @@ import torch
 
 from slipstream_core.model.loader import LoadedModel
 from slipstream_core.runner.decode_graphs import DecodeGraphs
-from slipstream_core.runner.readback import EndedStep, Prompts, deliver, wide
+from slipstream_core.runner.readback import EndedStep, Prompts, deliver, rows_of, wide
 from slipstream_core.sampling.logits_processors import LogitsProcessors
 from slipstream_core.sampling.logprobs import arrived, candidates
-from slipstream_core.sampling.sampler import sample, undefined_rows
+from slipstream_core.sampling.sampler import sample, undefined_of
 from slipstream_core.sampling.slice_sampling import SliceSampler
 from slipstream_core.sampling.whole_vocab_sampling import whole_vocab_sampler
 from slipstream_core.sharding.collectives import gather_over_ranks, ids_from_lead, share_of
@@ -141,32 +141,29 @@ class SampleStage:
             whole=self.whole,
             share=self.share,
         )
-        undefined = None  # on cards nothing looks for such rows
-        if self._copies is None and logits.device.type == "cpu":
-            undefined = undefined_rows(logits, token_ids)
-        found = None if drafts is None else accepted(drafts, token_ids.numpy(), undefined)
+        undefined = undefined_of(logits, token_ids)
+        found = None
+        if drafts is not None:
+            found = accepted(drafts, token_ids.numpy(), rows_of(undefined))
         if constraints is not None:
             self.logits_processors.sampled(token_ids, None if found is None else found.is_kept)
         slots = plan.slots[plan.samples]
         more = wide(logits, token_ids, plan, self._copies) if plan.any_wide else ()
         if drafts is None or found is None:
             self.last_token.index_copy_(0, self._to(slots), token_ids)
-            result = deliver(self._copies, plan, token_ids, logprobs, more, prompt)
-            if undefined is None or not isinstance(result, StepResult):
-                return result
-            return replace(result, undefined=undefined)
+            return deliver(self._copies, plan, token_ids, undefined, logprobs, more, prompt)
         lasts = found.places[np.cumsum(found.counts) - 1]
         self.last_token.index_copy_(0, self._to(slots[lasts]), token_ids[self._to(lasts)])
-        result = deliver(None, plan, token_ids, logprobs, more, prompt)
+        result = deliver(None, plan, token_ids, undefined, logprobs, more, prompt)
         assert isinstance(result, StepResult)
-        return only_accepted(replace(result, undefined=undefined), drafts, found)
+        return only_accepted(result, drafts, found)
 
     def _chosen(self, plan: StepPlan, logits: torch.Tensor) -> Any:
         """Sample with the other ranks from slices [S, own], and store and deliver the ids."""
         assert self._slices is not None
-        token_ids = self._slices.sample(logits.float(), plan)
+        token_ids, undefined = self._slices.sample(logits.float(), plan)
         self.last_token.index_copy_(0, self._to(plan.slots[plan.samples]), token_ids)
-        return deliver(self._copies, plan, token_ids, None, (), ())
+        return deliver(self._copies, plan, token_ids, undefined)
 
     def _received(self, plan: StepPlan) -> Any:
         """Store what the first rank has sampled."""
@@ -175,7 +172,7 @@ class SampleStage:
         if num:
             ids_from_lead(token_ids)
             self.last_token.index_copy_(0, self._to(plan.slots[plan.samples]), token_ids)
-        return deliver(self._copies, plan, token_ids, None, (), ())
+        return deliver(self._copies, plan, token_ids)
 
     def _of_prompts(self, logits: torch.Tensor, prompt: PromptPlan) -> Prompts:
         """Log-probabilities of each row's prompt, from `logits` [N, vocab]."""

@@ -10,7 +10,7 @@ for the device, and no Python runs per row.
 - Temperature 0 is greedy, also in a batch with others.
 - Equal logits are ordered by id (`top_tokens`).
 - Of a row whose logits are NaN or infinite the token is one of these, whose logit shows it
-  (`undefined_rows`): also where it is drawn.
+  (`undefined_of`): also where it is drawn.
 - A row's token depends only on its own logits, parameters, seed and position. Every path draws
   from noise stream 0 first, so a row without truncation gets the same token alone and in a batch
   that takes the longer path for other rows.
@@ -94,8 +94,7 @@ def sample(
         token_ids = argmax(allowed)
         if not plan.all_greedy:
             drawn = _draw_rows(allowed, plan, vocab, whole, share)
-            largest = allowed.gather(1, token_ids[:, None])[:, 0]
-            is_drawn = _to(plan.temperatures > 0, logits) & (largest < torch.inf)
+            is_drawn = _to(plan.temperatures > 0, logits) & ~undefined_of(allowed, token_ids)
             token_ids = torch.where(is_drawn, drawn, token_ids)
     if plan.max_logprobs < 0:
         return token_ids, None
@@ -123,14 +122,16 @@ def argmax(values: torch.Tensor) -> torch.Tensor:
     return values.argmax(-1)
 
 
-def undefined_rows(logits: torch.Tensor, token_ids: torch.Tensor) -> Int64s | None:
-    """Indices [U] of the rows of `logits` [S, vocab], on the host, that have NaN or infinity among
-    them, so that what `sample` has chosen, [S], is made up; None: no row has.
+def undefined_of(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """True for rows of `logits` [S, vocab] that have NaN or infinity among them, so that what
+    `sample` has chosen, [S], is made up: bool [S].
     """
-    ids = token_ids.numpy()
-    chosen = logits.numpy()[np.arange(len(ids)), ids]
-    is_defined = chosen < np.inf  # false of NaN, which is the largest to argmax
-    return None if is_defined.all() else np.flatnonzero(~is_defined)
+    return are_undefined(logits.gather(1, token_ids[:, None])[:, 0])
+
+
+def are_undefined(largest: torch.Tensor) -> torch.Tensor:
+    """True for undefined rows, from the largest logit of each, by `argmax`: bool [S]."""
+    return ~(largest < torch.inf)  # NaN is the largest to argmax, and less than nothing
 
 
 def _raw_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, plan: StepPlan) -> RawLogprobs:

@@ -3,7 +3,8 @@
 Noise is a function of the token id, so the scores of a slice are those of the whole row, and the
 best of the slices' best is the row's: 8 bytes for each row and rank. Of a step with truncation the
 ranks exchange their NUM_CANDIDATES most likely tokens and the sums of their slices, and the first
-rank draws. Rows whose kept set may reach further are brought together after all.
+rank draws. Rows whose kept set may reach further are brought together after all. What a rank tells
+of a slice with NaN or infinity shows it, and so every rank knows the rows that are undefined.
 
 - The tokens are those that `sampler.sample` draws from whole rows with the same `share`, which says
   in what order exponentials are added up. Without truncation there are none to add.
@@ -22,7 +23,7 @@ import torch
 from torch.nn.functional import pad
 
 from slipstream_core.sampling.noise import best_scores, row_keys
-from slipstream_core.sampling.sampler import argmax, divisors
+from slipstream_core.sampling.sampler import are_undefined, argmax, divisors
 from slipstream_core.sampling.top_k_top_p import (
     NUM_CANDIDATES,
     TruncationLimits,
@@ -46,6 +47,7 @@ from slipstream_ipc.arrays import Int64s
 
 # in place of an id: the row has to be brought together (decision 036)
 _FURTHER = -1
+_LARGEST = torch.finfo(torch.float32).max  # of a score that is a number
 
 
 class SliceSampler:
@@ -61,21 +63,22 @@ class SliceSampler:
         self._leads = rank.leads
         self._failed: Exception | None = None
 
-    def sample(self, logits: torch.Tensor, plan: StepPlan) -> torch.Tensor:
+    def sample(self, logits: torch.Tensor, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample one token for each of the sampled rows of a plan that is `sliced`, int64 [S].
 
-        `logits` is float32 [S, own columns]. Raises StepFailed, on the first rank alone.
+        `logits` is float32 [S, own columns]. Returns as well which rows are undefined, bool [S].
+        Raises StepFailed, on the first rank alone.
         """
         self._failed = None
         if plan.any_truncation and not plan.all_greedy:
-            token_ids = self._draw_truncated(logits, plan)
+            found = self._draw_truncated(logits, plan)
         else:
-            token_ids = self._choose(logits, plan)
+            found = self._choose(logits, plan)
         if self._failed is not None:
             raise StepFailed(plan.step, self._failed) from self._failed
-        return token_ids
+        return found
 
-    def _choose(self, logits: torch.Tensor, plan: StepPlan) -> torch.Tensor:
+    def _choose(self, logits: torch.Tensor, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
         own = self._tried(
             lambda: best_of_slice(logits, plan, self._ids), logits.new_zeros(len(logits), 2)
         )
@@ -86,11 +89,13 @@ class SliceSampler:
         rows, width = own.shape
         return gather_over_ranks(own, self._size * width).view(rows, self._size, width)
 
-    def _draw_truncated(self, logits: torch.Tensor, plan: StepPlan) -> torch.Tensor:
+    def _draw_truncated(
+        self, logits: torch.Tensor, plan: StepPlan
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         width = min(NUM_CANDIDATES, self._share)
         own = self._tried(
             lambda: candidates_of_slice(logits, plan, self._ids, width),
-            logits.new_zeros(len(logits), 2 * width + 1),
+            logits.new_zeros(len(logits), 2 * width + 2),
         )
         slices = self._of_all(own)
         found = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
@@ -100,7 +105,7 @@ class SliceSampler:
         further = (found == _FURTHER).nonzero()[:, 0]
         if len(further):
             found[further] = self._draw_further(logits[further], slices[further], plan, further)
-        return found
+        return found, _undefined(slices)
 
     def _draw_further(
         self, logits: torch.Tensor, slices: torch.Tensor, plan: StepPlan, further: torch.Tensor
@@ -131,53 +136,56 @@ class SliceSampler:
 
 
 def best_of_slice(logits: torch.Tensor, plan: StepPlan, ids: torch.Tensor) -> torch.Tensor:
-    """The best score of each row of a slice, and the bits of its id: float32 [S, 2].
+    """The best score of each row of a slice, and the bits of its id: float32 [S, 2]. The score is
+    NaN or infinity where a logit is.
 
     logits: float32 [S, N], of the `ids`, int32 [N]. The plan is without truncation, or greedy.
     """
-    if plan.all_greedy:
-        columns = argmax(logits)
-        scores = logits.gather(1, columns[:, None])[:, 0]
-    else:
+    columns = argmax(logits)
+    scores = logits.gather(1, columns[:, None])[:, 0]
+    if not plan.all_greedy:
         keys = to_device(row_keys(plan.seeds, plan.kv_lens[plan.samples]), logits.device)
         scaled = logits / to_device(divisors(plan.temperatures), logits.device)[:, None]
-        scores, columns = best_scores(scaled, keys, ids)
-        greedy = np.flatnonzero(plan.temperatures == 0)
-        if len(greedy):
-            rows = to_device(greedy, logits.device)
-            columns[rows] = argmax(logits[rows])
-            scores[rows] = logits[rows, columns[rows]]
+        noisy, drawn = best_scores(scaled, keys, ids)
+        is_drawn = to_device(plan.temperatures > 0, logits.device) & ~are_undefined(scores)
+        columns = torch.where(is_drawn, drawn, columns)
+        scores = torch.where(is_drawn, noisy.clamp(max=_LARGEST), scores)
     return torch.stack([scores, ids[columns].view(torch.float32)], 1)
 
 
-def best_of_slices(slices: torch.Tensor) -> torch.Tensor:
-    """Tokens of all rows, int64 [S], from what each rank's `best_of_slice` gives: [S, ranks, 2]."""
+def best_of_slices(slices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens of all rows, int64 [S], from what each rank's `best_of_slice` gives: [S, ranks, 2].
+    Returns as well which rows are undefined, bool [S].
+    """
     at = argmax(slices[..., 0])[:, None]
-    return _ids(slices[..., 1]).gather(1, at)[:, 0].long()
+    token_ids = _ids(slices[..., 1]).gather(1, at)[:, 0].long()
+    return token_ids, are_undefined(slices[..., 0].gather(1, at)[:, 0])
 
 
 def candidates_of_slice(
     logits: torch.Tensor, plan: StepPlan, ids: torch.Tensor, width: int
 ) -> torch.Tensor:
-    """The `width` most likely tokens of each row of a slice: float32 [S, 2 * width + 1].
+    """The `width` most likely tokens of each row of a slice: float32 [S, 2 * width + 2].
 
     logits: float32 [S, N], of the `ids`, int32 [N]. Logits over temperatures, best first, padded
-    where the slice is narrower; the bits of their ids; and the logarithm of the sum of exp.
+    where the slice is narrower; the bits of their ids; the logarithm of the sum of exp; and the
+    largest logit, or NaN.
     """
     scaled = logits / to_device(divisors(plan.temperatures), logits.device)[:, None]
     values, columns = most_likely(scaled, min(width, len(ids)))
     missing = (0, width - values.shape[1])
     its = pad(ids[columns].view(torch.float32), missing)
     total = scaled.logsumexp(-1, keepdim=True)
-    return torch.cat([pad(values, missing, value=-torch.inf), its, total], 1)
+    largest = logits.amax(-1, keepdim=True)
+    return torch.cat([pad(values, missing, value=-torch.inf), its, total, largest], 1)
 
 
 def draw_from_slices(slices: torch.Tensor, plan: StepPlan, vocab_size: int) -> torch.Tensor:
     """Tokens of all rows, int64 [S]; _FURTHER where the whole row is needed.
 
-    slices: float32 [S, ranks, 2 * width + 1], what each rank's `candidates_of_slice` gives.
+    slices: float32 [S, ranks, 2 * width + 2], what each rank's `candidates_of_slice` gives.
     """
-    device, width = slices.device, slices.shape[-1] // 2
+    device, width = slices.device, slices.shape[-1] // 2 - 1
     # padding is behind the last slice, so no equal value is behind it
     values, at = most_likely(slices[..., :width].flatten(1), min(NUM_CANDIDATES, vocab_size))
     ids = _ids(slices[..., width : 2 * width]).flatten(1).gather(1, at)
@@ -188,7 +196,8 @@ def draw_from_slices(slices: torch.Tensor, plan: StepPlan, vocab_size: int) -> t
     drawn, covered = draw_among(values, ids, limits, keys)
     open_ended = to_device(may_reach_further(plan, columns["top_ks"], vocab_size), device)
     drawn = torch.where(open_ended & ~covered, _FURTHER, drawn)
-    return torch.where(to_device(plan.temperatures > 0, device), drawn, ids[:, 0]).long()
+    is_drawn = to_device(plan.temperatures > 0, device) & ~_undefined(slices)
+    return torch.where(is_drawn, drawn, ids[:, 0]).long()
 
 
 def draw_gathered(
@@ -218,4 +227,9 @@ def _ids(bits: torch.Tensor) -> torch.Tensor:
 
 def _log_total(slices: torch.Tensor) -> torch.Tensor:
     """The log of the total mass over all slices, [S, 1]."""
-    return slices[..., -1].logsumexp(-1, keepdim=True)
+    return slices[..., -2].logsumexp(-1, keepdim=True)
+
+
+def _undefined(slices: torch.Tensor) -> torch.Tensor:
+    """True for rows that have NaN or infinity in some slice, bool [S]."""
+    return are_undefined(slices[..., -1]).any(-1)

@@ -107,11 +107,13 @@ class WholeVocabSampler:
         draws: Draws | None = None,
         edits: RowEdits | None = None,
         totals: bool = False,
+        undefined: torch.Tensor | None = None,
     ) -> Chosen:
         """One token per row of `logits` [S, vocab], of any float type; the most likely without
-        `draws`. `totals` asks for what log-probabilities need.
+        `draws`. `totals` asks for what log-probabilities need. Into `undefined`, int32 [S], goes 1
+        where what a row is sampled from has NaN or infinity: its token is one of these.
         """
-        chosen, launches = self._choosing(logits, draws, edits, totals)
+        chosen, launches = self._choosing(logits, draws, edits, totals, undefined)
         for launch in launches:
             launch.run()
         return chosen
@@ -125,12 +127,19 @@ class WholeVocabSampler:
         return output
 
     def _choosing(
-        self, logits: torch.Tensor, draws: Draws | None, edits: RowEdits | None, totals: bool
+        self,
+        logits: torch.Tensor,
+        draws: Draws | None,
+        edits: RowEdits | None,
+        totals: bool,
+        undefined: torch.Tensor | None = None,
     ) -> tuple[Chosen, list[_Launch]]:
         num, vocab_size = logits.shape
         parts = -(-vocab_size // (self._scans.NUM_BLOCKS * self._block))
         best, tops, sums = (logits.new_empty((num, parts), dtype=torch.float32) for _ in range(3))
         token_ids = logits.new_empty(num, dtype=torch.int64)
+        if undefined is None:
+            undefined = logits.new_empty(num, dtype=torch.int32)
         own, total = (logits.new_empty(num, dtype=torch.float32) for _ in range(2))
         partial = {
             "part_best": best,
@@ -158,6 +167,7 @@ class WholeVocabSampler:
         join = {
             **partial,
             "token_ids": token_ids,
+            "undefined": undefined,
             "own": chosen.own,
             "totals": chosen.totals,
             "num_slices": parts,

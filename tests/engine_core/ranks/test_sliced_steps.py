@@ -11,8 +11,11 @@ from tests.helpers.torch_driver import (
     KINDS,
     VOCAB,
     Driver,
+    assert_undefined_behind,
     requests_of,
     save_model,
+    save_undefined,
+    undefined_by,
 )
 
 from slipstream_core.config import CoreConfig
@@ -72,5 +75,34 @@ def test_ranks_sample_what_one_does(
     try:
         monkeypatch.delattr(sample_stage, "sample")  # of whole rows
         assert outputs(lead) == expected
+    finally:
+        lead.close()
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["gloo", "memory"])
+def test_ranks_tell_which_rows_have_logits_that_are_not_numbers(
+    native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [requests_of(kind) for kind in KINDS]
+    token = requests[0][1].prompt[-1]
+    (tmp_path / "sound").mkdir()
+    save_undefined(save_model(tmp_path / "sound"), tmp_path, token)
+    config = CoreConfig(
+        model=str(tmp_path),
+        address="unused",
+        device="cpu",
+        dtype="float32",
+        native=native,
+        block_size=BLOCK,
+        num_blocks=60,
+        max_num_seqs=8,
+        threads=1,
+        tensor_parallel_size=2,
+    )
+    lead = load_lead(config, Ranks(config, never))
+    try:
+        monkeypatch.delattr(sample_stage, "sample")  # of whole rows
+        for some in requests:
+            assert_undefined_behind(token, some, undefined_by(lead, some))
     finally:
         lead.close()

@@ -27,8 +27,11 @@ from tests.helpers.torch_driver import (
     PROMPTS,
     Driver,
     Request,
+    assert_undefined_behind,
     generate,
     save_model,
+    save_undefined,
+    undefined_by,
 )
 
 from slipstream_core.model.loader import LoadedModel, load_model
@@ -473,6 +476,29 @@ def test_a_bare_replay_is_timed(make: MakeRunner) -> None:
         runner.bare_replay(9, 1)
     with pytest.raises(ValueError, match="no CUDA graphs are recorded"):
         make().bare_replay(1, 1)
+
+
+@pytest.mark.parametrize("sizes", [(), (2, 8)], ids=["eager", "recorded"])
+def test_rows_whose_logits_are_not_numbers_are_told(
+    folder: Path, tmp_path: Path, sizes: tuple[int, ...]
+) -> None:
+    kinds = mixed_requests()
+    save_undefined(folder, tmp_path, PROMPTS[1][-1])
+    runner = TorchRunner(
+        load_model(str(tmp_path), device="cpu"),
+        num_blocks=400,
+        block_size=BLOCK,
+        max_num_seqs=16,
+        kernel_config=KernelConfig(
+            threads=1,
+            native=False,
+            capture=CaptureConfig(sizes=sizes, recorder=OpRecorder()),
+            copies=HostCopies(),
+        ),
+    )
+    with contextlib.closing(runner):
+        told = undefined_by(runner, kinds)
+    assert_undefined_behind(PROMPTS[1][-1], kinds, told)
 
 
 def test_a_closed_runner_gives_its_cache_back(make: MakeRunner) -> None:

@@ -16,7 +16,7 @@ from tests.helpers.sampling_plans import Row, assert_follows, distribution, plan
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream_core.sampling import sampler, top_k_top_p
-from slipstream_core.sampling.sampler import RawLogprobs, sample, undefined_rows
+from slipstream_core.sampling.sampler import RawLogprobs, sample, undefined_of
 
 torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
 
@@ -329,13 +329,12 @@ def test_rows_whose_logits_are_not_numbers_are_told_and_harm_no_others(
     rows = [row._replace(masked=()) for row in rows for _ in range(2)]  # one of each is sound
     logits = torch.stack([logits_of(300, 0.3, seed) for seed in range(len(rows))])
     expected, _ = run(logits, rows)
-    assert undefined_rows(logits, torch.tensor(expected)) is None
+    assert not undefined_of(logits, torch.tensor(expected)).any()
     broken = logits.clone()
     broken[::2, columns] = wrong
     token_ids, _ = sample(broken, plan_of(rows), torch.arange(300, dtype=torch.int32))
-    found = undefined_rows(broken, token_ids)
-    assert found is not None
-    assert found.tolist() == list(range(0, len(rows), 2))
+    found = undefined_of(broken, token_ids)
+    assert found.tolist() == [True, False] * (len(rows) // 2)
     assert token_ids[1::2].tolist() == expected[1::2]
     assert 0 <= int(token_ids.min()) <= int(token_ids.max()) < 300
 
@@ -345,9 +344,9 @@ def test_logits_that_no_request_may_have_are_no_fault() -> None:
     logits[0, 7] = math.nan
     for row in (Row(masked=(7,)), Row(masked=(7,), top_p=0.9), Row(masked=(7,), temperature=0.0)):
         token_ids, _ = sample(logits, plan_of([row]), torch.arange(300, dtype=torch.int32))
-        assert undefined_rows(logits, token_ids) is None
+        assert not undefined_of(logits, token_ids).any()
     logits[0] = -math.inf
     logits[0, 5] = 1.0
     token_ids, _ = sample(logits, plan_of([Row()]), torch.arange(300, dtype=torch.int32))
     assert token_ids.tolist() == [5]
-    assert undefined_rows(logits, token_ids) is None
+    assert not undefined_of(logits, token_ids).any()

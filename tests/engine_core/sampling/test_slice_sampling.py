@@ -102,13 +102,19 @@ def as_sent(plan: StepPlan, index: int) -> StepPlan:
 
 def in_slices(meeting: Meeting, logits: torch.Tensor, plan: StepPlan, size: int) -> list[Any]:
     """The ids that each rank has then, or what it raises."""
+    found = told_in_slices(meeting, logits, plan, size)
+    return [each[0] if isinstance(each, tuple) else each for each in found]
+
+
+def told_in_slices(meeting: Meeting, logits: torch.Tensor, plan: StepPlan, size: int) -> list[Any]:
+    """The ids, and which rows are undefined, that each rank has then, or what it raises."""
     vocab = torch.arange(logits.shape[1], dtype=torch.int32)
 
-    def work(index: int) -> list[int]:
+    def work(index: int) -> tuple[list[int], list[bool]]:
         begin, end = slice_of(len(vocab), index, size)
         own = logits[:, begin:end].contiguous()
-        sampled = SliceSampler(vocab, Rank(index, size)).sample(own, as_sent(plan, index))
-        return sampled.tolist()
+        ids, undefined = SliceSampler(vocab, Rank(index, size)).sample(own, as_sent(plan, index))
+        return ids.tolist(), undefined.tolist()
 
     return meeting.run(work)
 
@@ -218,6 +224,43 @@ def test_a_rank_that_cannot_sample_raises(monkeypatch: pytest.MonkeyPatch) -> No
     vocab = torch.arange(9, dtype=torch.int32)
     with pytest.raises(RuntimeError, match="no memory"):
         SliceSampler(vocab, Rank(1, 2)).sample(torch.zeros(1, 4), plan_of([Row()]))
+
+
+@settings(max_examples=60)
+@given(SIZES, PLAIN | TRUNCATED, st.data())
+def test_rows_whose_logits_are_not_numbers_are_told_by_all_and_harm_no_others(
+    sizes: tuple[int, int], rows: list[Row], data: st.DataObject
+) -> None:
+    size, vocab_size = sizes
+    logits, plan = logits_of("spread", len(rows), vocab_size, 1), plan_of(rows)
+    vocab = torch.arange(vocab_size, dtype=torch.int32)
+    expected, _ = sample(logits, plan, vocab, share=share_of(vocab_size, size))
+    broken = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+    places = st.lists(st.integers(0, vocab_size - 1), min_size=1, max_size=3)
+    for row in np.flatnonzero(broken).tolist():
+        for place in data.draw(places):
+            logits[row, place] = data.draw(st.sampled_from([torch.nan, torch.inf]))
+    with meeting_of(size, vocab_size) as meeting:
+        told = told_in_slices(meeting, logits, plan, size)
+    assert [undefined for _, undefined in told] == [broken] * size
+    for ids, _ in told:
+        assert ids == told[0][0]
+        assert all(0 <= each < vocab_size for each in ids)
+        for each, wanted, is_broken in zip(ids, expected.tolist(), broken, strict=True):
+            assert is_broken or each == wanted
+
+
+def test_logits_whose_scores_are_too_large_are_no_fault() -> None:
+    logits = logits_of("spread", 3, 1001, 1) * 1e35
+    plan = plan_of([Row(temperature=1e-5), Row(temperature=1e-5, top_k=9), Row(temperature=0.0)])
+    vocab = torch.arange(1001, dtype=torch.int32)
+    for one in (plan, plan_of([Row(temperature=1e-5)] * 3)):
+        with meeting_of(2, 1001) as meeting:
+            told = told_in_slices(meeting, logits, one, 2)
+        assert told[0] == told[1]
+        assert told[0][1] == [False] * 3
+        if not one.any_truncation:
+            assert told[0][0] == sample(logits, one, vocab)[0].tolist()
 
 
 def test_what_is_not_a_number_is_taken_as_from_a_whole_row() -> None:

@@ -9,6 +9,8 @@ one size whatever the batch, so a row's numbers do not depend on the others.
   of `masks` with a bit for each id that is allowed, the lowest first. -1 is neither, and costs one
   load.
 - Of equal values the lowest id is taken, as torch's argmax does.
+- Of a row that has NaN or infinity among what it is sampled from, the first of these is taken, also
+  where it is drawn, and its score is infinite. No other is: it ends at the largest number.
 - The largest logits take a second pass, for a bound that as many reach, and of slices that reach it
   a third.
 """
@@ -25,6 +27,7 @@ TOP_BLOCK = 2048  # logits of which a slice's largest are kept
 TOP_GROUP = 128  # logits of which the largest alone says where a row's largest may be
 TOP_WARPS = 8
 BOUND_WARPS = 4
+LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32
 LOWEST = tl.constexpr(-(1 << 63))
 IMPOSSIBLE = tl.constexpr(-2139095041)  # -infinity, ordered
 NOWHERE = tl.constexpr(-(1 << 31))
@@ -111,10 +114,12 @@ def scan_slices(
         score = _edited_values(
             raw, edited, edit, masks, mask, ids, there, vocab_size, mask_stride, EDITS
         )
+        is_number = score < float("inf")
         if DRAWN:
             if is_drawn:
                 score = tl.div_rn(score, divisor) - tl.log(_noise(ids, key_0, key_1))
-                score = tl.where(there, score, -float("inf"))
+                score = tl.where(there, tl.minimum(score, LARGEST), -float("inf"))
+        score = tl.where(is_number, score, float("inf"))
         highest = tl.max(score, 0)
         if highest > best:
             best = highest
@@ -130,7 +135,8 @@ def scan_slices(
 @triton.jit(
     do_not_specialize=["num_slices"],
     do_not_specialize_on_alignment=[
-        *("part_best", "part_ids", "part_tops", "part_sums", "logits", "token_ids", "own", "totals")
+        *("part_best", "part_ids", "part_tops", "part_sums", "logits"),
+        *("token_ids", "undefined", "own", "totals"),
     ],
 )
 def join_slices(
@@ -140,6 +146,7 @@ def join_slices(
     part_sums,
     logits,  # [S, vocab]
     token_ids,  # [S] int64
+    undefined,  # [S] int32
     own,  # [S] float32, with TOTALS: the token's logit
     totals,  # [S] float32, with TOTALS: log of the sum of exp(logit)
     num_slices,
@@ -154,8 +161,10 @@ def join_slices(
     at = row * num_slices + slices
     best = tl.load(part_best + at, mask=there, other=-float("inf"))
     ids = tl.load(part_ids + at, mask=there, other=0x7FFFFFFF)
-    token = tl.min(tl.where(best == tl.max(best, 0), ids, 0x7FFFFFFF), 0)
+    highest = tl.max(best, 0)
+    token = tl.min(tl.where(best == highest, ids, 0x7FFFFFFF), 0)
     tl.store(token_ids + row, token.to(tl.int64))
+    tl.store(undefined + row, (highest == float("inf")).to(tl.int32))
     if TOTALS:
         tops = tl.load(part_tops + at, mask=there, other=-float("inf"))
         sums = tl.load(part_sums + at, mask=there, other=0.0)

@@ -183,6 +183,47 @@ def test_nothing_is_out_of_range_where_a_logit_is_no_number(whole: WholeVocabSam
     assert ids[2].tolist() == logits[2].topk(20).indices.tolist()
 
 
+@DTYPES
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf], ids=str)
+def test_rows_whose_logits_are_not_numbers_are_told_and_harm_no_others(
+    whole: WholeVocabSampler, wrong: float, dtype: torch.dtype
+) -> None:
+    """The first such logit is the row's token, unless no request may have it."""
+    rows = 6
+    logits = logits_of(rows, 2.0, 5).to(dtype)
+    divisors = torch.linspace(0.3, 2.0, rows, device=DEVICE)
+    drawn = torch.tensor([0, 1] * 3, dtype=torch.int32, device=DEVICE)
+    for draws in (None, Draws(divisors, drawn, keys_of(rows))):
+        sound = whole.choose(logits, draws=draws).token_ids.tolist()
+        broken = logits.clone()
+        broken[0, 699] = broken[1, 130:200] = broken[5, 0] = broken[5, 400] = wrong
+        broken[4, 17] = wrong  # which is masked
+        words = torch.full((1, -(-VOCAB // 32)), -1, dtype=torch.int32, device=DEVICE)
+        words[0, 0] &= ~(1 << 17)
+        none = torch.full((rows,), -1, dtype=torch.int32, device=DEVICE)
+        mask_rows = none.clone()
+        mask_rows[4] = 0
+        edits = RowEdits(logits.float(), none, words, mask_rows)
+        undefined = torch.full((rows,), 7, dtype=torch.int32, device=DEVICE)
+        chosen = whole.choose(broken, draws=draws, edits=edits, totals=True, undefined=undefined)
+        assert undefined.tolist() == [1, 1, 0, 0, 0, 1]
+        found = chosen.token_ids.tolist()
+        assert [found[0], found[1], found[5]] == [699, 130, 0]
+        assert found[2:5] == sound[2:5]
+        assert sound[4] != 17
+
+
+def test_scores_that_are_too_large_are_no_fault(whole: WholeVocabSampler) -> None:
+    logits = logits_of(2, 1e35, 5)
+    divisors = torch.full((2,), 1e-5, device=DEVICE)
+    drawn = torch.ones(2, dtype=torch.int32, device=DEVICE)
+    undefined = torch.empty(2, dtype=torch.int32, device=DEVICE)
+    draws = Draws(divisors, drawn, keys_of(2))
+    chosen = whole.choose(logits, draws=draws, undefined=undefined)
+    assert undefined.tolist() == [0, 0]
+    assert (logits.gather(1, chosen.token_ids[:, None]) > 0).all()
+
+
 def test_masks_forbid_what_a_grammar_and_min_tokens_forbid() -> None:
     plan = replace(
         plan_of([Row(), Row(masked=(3, 64)), Row(), Row(masked=(699,))]),

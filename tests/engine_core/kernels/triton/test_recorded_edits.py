@@ -126,6 +126,7 @@ def test_a_step_is_sampled_as_by_torch(kind: GraphKind, rows: list[Row]) -> None
     pending = graphs.sample(plan, masks)
     assert pending is not None
     found = pending.wait()
+    assert found.undefined is None
     allowed = processors().apply(table.clone(), plan.constraints)
     expected, logprobs = sample(table, plan, vocab, allowed=allowed, masks=masks)
     assert found.token_ids.tolist() == expected.tolist()
@@ -139,3 +140,12 @@ def test_a_step_is_sampled_as_by_torch(kind: GraphKind, rows: list[Row]) -> None
         )
         assert found.logprobs.ids[:, :width].tolist() == logprobs.ids.tolist()
         assert found.logprobs.ranks.tolist() == logprobs.ranks.tolist()
+    table[1, ::7] = torch.nan
+    graphs.forward(plan)
+    pending = graphs.sample(plan, masks)
+    assert pending is not None
+    broken = pending.wait()
+    assert broken.undefined is not None
+    assert broken.undefined.tolist() == [1]
+    assert broken.token_ids[[0, 2]].tolist() == found.token_ids[[0, 2]].tolist()
+    assert broken.token_ids[1] % 7 == 0
