@@ -95,10 +95,13 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in PROMPT_LENS]
 
 
-def generate(folder: Path) -> list[list[int]]:
-    """The output of transformers' `generate`, one prompt at a time."""
+def generate(folder: Path, **options: Any) -> list[list[int]]:
+    """The output of transformers' `generate`, one prompt at a time.
+
+    options: of `from_pretrained`.
+    """
     auto = _auto(transformers.AutoConfig.from_pretrained(folder))
-    model = auto.from_pretrained(folder, attn_implementation="eager").eval()
+    model = auto.from_pretrained(folder, attn_implementation="eager", **options).eval()
     return [
         model.generate(
             torch.tensor([prompt]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -86,24 +86,49 @@ def compute_in_turn(module: nn.Module) -> None:
             each.config._experts_implementation = _NAME  # type: ignore[union-attr]
 
 
+def has_odd_experts(module: nn.Module) -> bool:
+    """True if experts have a width of which torch's product of groups takes no rows: not a multiple
+    of 16 bytes, of bfloat16.
+    """
+    matrices = (getattr(each, own) for _, each, own in expert_parameters(module))
+    return any(width % 8 for matrix in matrices for width in matrix.shape[1:])
+
+
 @contextmanager
 def marked(module: nn.Module) -> Iterator[list[ExpertsForm]]:
     """Leave markers in a recording that is made meanwhile; yields the forms that they number.
 
     Raises UnknownExpertsError.
     """
-    modules: list[Any] = [each for each in module.modules() if has_experts(each)]
     forms: list[ExpertsForm] = []
+    numbers: dict[nn.Module, int] = {}
+    for each in filter(has_experts, module.modules()):
+        form = form_of(each)
+        if form not in forms:
+            forms.append(form)
+        numbers[each] = forms.index(form)
+    with _numbered(numbers):
+        yield forms
+
+
+@contextmanager
+def without_values(module: nn.Module) -> Iterator[None]:
+    """Let results of experts be shapes alone meanwhile, in a trial on the meta device."""
+    with _numbered(dict.fromkeys(filter(has_experts, module.modules()), 0)):
+        yield
+
+
+@contextmanager
+def _numbered(numbers: Mapping[nn.Module, int]) -> Iterator[None]:
+    """Let experts be markers meanwhile. numbers: of their forms."""
+    modules: list[Any] = list(numbers)
     configs = {id(each.config): each.config for each in modules}
     before = {key: config._experts_implementation for key, config in configs.items()}
     try:
         for each in modules:
-            form = form_of(each)
-            if form not in forms:
-                forms.append(form)
-            each._slipstream_form = forms.index(form)
+            each._slipstream_form = numbers[each]
             each.config._experts_implementation = _NAME
-        yield forms
+        yield
     finally:
         for each in modules:
             each.__dict__.pop("_slipstream_form", None)

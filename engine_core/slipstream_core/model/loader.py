@@ -29,7 +29,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +52,7 @@ from slipstream_core.attention.geometry import (
 from slipstream_core.attention.indexers import skip_indexers
 from slipstream_core.attention.interface import ATTENTION_NAME, number_layers, register
 from slipstream_core.attention.latent_attention import cache_latents
+from slipstream_core.forward.experts import compute_in_turn, has_odd_experts, without_values
 from slipstream_core.kernels.codes.online import ONLINE
 from slipstream_core.load_error import ModelLoadError, brief
 from slipstream_core.model.attention_check import check_independence
@@ -234,6 +235,8 @@ def load_model(
             module = module.to(target).eval()  # type: ignore[arg-type]
         except torch.OutOfMemoryError as error:
             raise no_room(name, error) from error
+        if has_odd_experts(module):
+            compute_in_turn(module)
         freeze_frequencies(module)
         cache_latents(module)
         skip_indexers(module, indexed_layers(text))
@@ -532,7 +535,8 @@ def _geometry(
             raise not_replaceable
         cache_latents(shell)
         skip_indexers(shell, indexed_layers(text))
-        with TowerFinder(shell) as finder:
+        is_odd = has_odd_experts(shell)
+        with TowerFinder(shell) as finder, without_values(shell) if is_odd else nullcontext():
             if mixers:
                 layers = read_attending_layers(shell, text.vocab_size)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,18 @@ def test_latents_of_a_16_bit_checkpoint_equal_generate(tmp_path: Path) -> None:
     assert list(coded_parameters(loaded.module))
     [served] = tiny_models.serve(loaded, tiny_models.PACKED)
     assert served.outputs == tiny_models.generate(tmp_path / "wide")
+
+
+@pytest.mark.parametrize("width", [36, 35])
+def test_experts_of_any_width_are_served(width: int, tmp_path: Path) -> None:
+    """Though torch's product of groups takes rows of whole 16 bytes alone."""
+    torch.set_num_threads(1)
+    [moe] = (each for each in SERVED if each.name == "Qwen3-MoE")
+    odd = replace(moe, options=moe.options | {"moe_intermediate_size": width})
+    tiny_models.save(odd, tmp_path)
+    model = load_model(str(tmp_path), device="cpu", dtype="float32")
+    [packed] = tiny_models.serve(model, tiny_models.PACKED)
+    assert packed.outputs == tiny_models.generate(tmp_path, experts_implementation="eager")
 
 
 def test_queries_are_not_scaled_by_their_place_in_a_step(tmp_path: Path) -> None:
