@@ -95,6 +95,7 @@ def new_scheduler(
             enable_prefix_caching=info is not None,
             has_states=info is not None and info.has_states,
             num_snapshots=info.num_snapshots if info else 0,
+            caches_answers=info is None or info.caches_answers,
         ),
         max_num_seqs=(info.max_num_seqs if info else None) or len(requests),
         max_num_batched_tokens=budget,

@@ -727,6 +727,13 @@ HYBRIDS: tuple[Architecture, ...] = (
         **_NEMOTRON,
         layers_block_type=["mamba", "attention", "mlp", "mamba"],
     ),
+    _served(  # about half of the time steps are below the least one
+        "Nemotron-H, limited",
+        "NemotronHConfig",
+        **_NEMOTRON,
+        layers_block_type=["mamba", "attention", "mlp", "mamba"],
+        time_step_min=1.3,
+    ),
     _served(
         "Nemotron-H, experts",
         "NemotronHConfig",

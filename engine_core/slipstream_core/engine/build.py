@@ -218,6 +218,7 @@ class _OwnEngine:
                 enable_prefix_caching=config.enable_prefix_caching,
                 has_states=info.has_states,
                 num_snapshots=info.num_snapshots,
+                caches_answers=info.caches_answers,
             ),
             max_num_seqs=min(config.max_num_seqs, info.max_num_seqs or config.max_num_seqs),
             max_num_batched_tokens=config.max_num_batched_tokens,

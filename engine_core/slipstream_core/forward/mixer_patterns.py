@@ -124,8 +124,12 @@ def _in_form(graph: GraphModule, node: AnyNode, forms: dict[AnyNode, _Form], tok
     if merged and node.target in _VIEWS and shape[:2] == (1, tokens):
         node.replace_all_uses_with(_view(graph, x, list(shape)))
         return
-    if node.target is _aten.clone.default:
+    is_same = node.target in (*_VIEWS, _aten.expand.default) and shape == _shape(node.args[0])
+    if node.target is _aten.clone.default or (not merged and is_same):
         forms[node] = known[0]
+        return
+    if is_call(node, _aten.bmm.default) and node.args[1] in forms and not merged:
+        forms[node] = _Form(_product(graph, x, _weight_of(node.args[0], unknown)))
         return
     arguments = torch.fx.node.map_arg(
         node.args, lambda each: forms[each].node if each in forms else each
@@ -146,6 +150,27 @@ def _in_form(graph: GraphModule, node: AnyNode, forms: dict[AnyNode, _Form], tok
         own = (1, tokens, merged, *shape[1:]) if merged else (1, tokens, shape[1])
         new.meta = {"val": node.meta["val"].new_empty(own)}
     forms[node] = _Form(new, merged)
+
+
+def _weight_of(node: AnyNode, unknown: Exception) -> AnyNode:
+    """The weight [N, K] that a node is as [1, N, K]. Raises `unknown` for anything else."""
+    shape = _shape(node)[-2:]
+    while node.target in (*_VIEWS, _aten.expand.default, _aten.unsqueeze.default):
+        node = node.args[0]
+    if not is_weight(node) or _shape(node) != shape:
+        raise unknown
+    return node
+
+
+def _product(graph: GraphModule, x: AnyNode, weight: AnyNode) -> AnyNode:
+    """A linear layer of x [1, T, K], as recordings of these have it."""
+    num_tokens, num_inputs = _shape(x)[1:]
+    flat = _view(graph, x, [num_tokens, num_inputs])
+    turned = graph.graph.call_function(_aten.t.default, (weight,))
+    turned.meta = {"val": weight.meta["val"].t()}
+    product = graph.graph.call_function(_aten.mm.default, (flat, turned))
+    product.meta = {"val": x.meta["val"].new_empty(num_tokens, _shape(weight)[0])}
+    return _view(graph, product, [1, num_tokens, _shape(weight)[0]])
 
 
 def _view(graph: GraphModule, x: AnyNode, shape: list[int]) -> AnyNode:
@@ -216,15 +241,19 @@ def recur_by_context(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    decay: torch.Tensor,
+    decay: torch.Tensor | None,
     strength: torch.Tensor | None,
     skip: torch.Tensor | None,
     state: int,
     scale: float,
     epsilon: float,
     is_delta: bool,
+    rates: torch.Tensor | None,
+    least: float,
+    most: float,
 ) -> torch.Tensor:
     """The recurrence of a recorded mixer; shapes as in FlatStep.recur."""
+    rule = scale, epsilon, is_delta
     return context.step.recur(
-        query, key, value, decay, strength, skip, state, scale, epsilon, is_delta
+        query, key, value, decay, strength, skip, state, *rule, rates, least, most
     )

@@ -41,7 +41,8 @@ from slipstream_core.states.flat_step import MixingArguments
     ADAPT,
     ROUTE,
     EXPERTS,
-) = range(17)
+    RELU,
+) = range(18)
 ACTIVATES, IS_DELTA, DECAYS_BY_KEY = 1, 2, 4  # flags
 
 _Pointer, _Int, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -85,6 +86,8 @@ class Operation:
     format: int = 0
     number: float = 0.0
     softcap: float = 0.0
+    least: float = 0.0
+    most: float = 0.0
 
     @property
     def read(self) -> set[int]:
@@ -132,6 +135,8 @@ class _CStructOperation(ctypes.Structure):
         ("format", _Int),
         ("number", _Float),
         ("softcap", _Float),
+        ("least", _Float),
+        ("most", _Float),
     )
 
 

@@ -47,6 +47,7 @@ from slipstream_core.forward.operations import (
     NOTHING,
     PRODUCT,
     RECUR,
+    RELU,
     ROTATE,
     ROUTE,
     SCALE,
@@ -115,6 +116,8 @@ class _Lowering:
             _aten.clone.default: self._copy,
             _aten.sigmoid.default: partial(self._of_each, SIGMOID),
             _aten.softplus.default: partial(self._of_each, SOFTPLUS),
+            _aten.relu.default: partial(self._of_each, RELU),
+            _aten.pow.Tensor_Scalar: self._square,
             _aten.split.Tensor: self._split_evenly,
             _aten._unsafe_view.default: self._view,
         }
@@ -317,6 +320,12 @@ class _Lowering:
         self.operations.append(Operation(kind, out, source.part, n=n))
         return source._replace(part=out)
 
+    def _square(self, node: AnyNode, x: AnyNode, exponent: float) -> _Value:
+        if exponent != 2:
+            raise _Unknown
+        value: _Value = self._mul(node, x, x)
+        return value
+
     def _cat(self, _: AnyNode, parts: list[AnyNode], dim: int) -> _Value:
         """Parts that lie side by side, as those of joined products do."""
         first, *others = (self._of(each) for each in parts)
@@ -377,19 +386,23 @@ class _Lowering:
         query: AnyNode,
         key: AnyNode,
         value: AnyNode,
-        decay: AnyNode,
+        decay: AnyNode | None,
         strength: AnyNode | None,
         skip: AnyNode | None,
         state: int,
         scale: float,
         epsilon: float,
         is_delta: bool,
+        rates: AnyNode | None,
+        least: float,
+        most: float,
     ) -> _Value:
-        a, b, c, d = (self._of(each, flat=True) for each in (query, key, value, decay))
+        a, b, c = (self._of(each, flat=True) for each in (query, key, value))
+        d = None if decay is None else self._of(decay, flat=True)
         (key_heads, key_dim), (heads, value_dim) = b.shape, c.shape
         if context.op != "placeholder" or a.shape != b.shape:
             raise _Unknown
-        if d.shape not in ((heads,), (heads, key_dim)):
+        if d is not None and d.shape not in ((heads,), (heads, key_dim)):
             raise _Unknown
         out = self._new(heads * value_dim)
         self.operations.append(
@@ -399,17 +412,20 @@ class _Lowering:
                 a.part,
                 b.part,
                 c.part,
-                d.part,
+                NOTHING if d is None else d.part,
                 NOTHING if strength is None else self._of(strength, flat=True).part,
                 weight=None if skip is None else self._tensor(skip),
+                bias=None if rates is None else self._tensor(rates),
                 heads=heads,
                 kv_heads=key_heads,
                 key_dim=key_dim,
                 value_dim=value_dim,
                 layer=state,
-                flags=IS_DELTA * is_delta + DECAYS_BY_KEY * (len(d.shape) == 2),
+                flags=IS_DELTA * is_delta + DECAYS_BY_KEY * (d is not None and len(d.shape) == 2),
                 number=scale,
                 softcap=epsilon,
+                least=least,
+                most=most,
             )
         )
         return _Value(out, (heads, value_dim), flat=True)

@@ -360,6 +360,7 @@ class _Rows(NamedTuple):
     slots: Int64s
     query_lens: Int32s
     starts: Int32s
+    prompt_lens: Int32s
 
 
 def _contexts(kernels: Kernels, states: Sequence[MixerStates]) -> list[_Contexts]:
@@ -369,15 +370,15 @@ def _contexts(kernels: Kernels, states: Sequence[MixerStates]) -> list[_Contexts
     if not states:
         return [(OwnValue(), OwnValue())] * len(TRIALS)
     pools = [_pool(states, num_slots=4) for _ in range(2)]
-    steps: tuple[tuple[Sequence[int], Sequence[int], Sequence[int], int], ...] = (
-        ([0], [1], [0], 0),  # slots, query_lens, starts, num_decodes
-        ([0, 1], [1, 2], [1, 0], 1),
-        ([0, 2, 1, 3], [1, 1, 18, 20], [2, 0, 2, 0], 2),
+    steps: tuple[tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int], int], ...] = (
+        ([0], [1], [0], [1], 0),  # slots, query_lens, starts, prompt_lens, num_decodes
+        ([0, 1], [1, 2], [1, 0], [1, 9], 1),
+        ([0, 2, 1, 3], [1, 1, 18, 20], [2, 0, 2, 0], [1, 0, 9, 20], 2),
     )
     contexts: list[_Contexts] = []
-    for (slots, lens, starts, num_decodes), num_tokens in zip(steps, TRIALS, strict=True):
-        assert sum(lens) == num_tokens
-        rows = _Rows(np.array(slots), np.array(lens, np.int32), np.array(starts, np.int32))
+    for (slots, *columns, num_decodes), num_tokens in zip(steps, TRIALS, strict=True):
+        rows = _Rows(np.array(slots), *(np.array(each, np.int32) for each in columns))
+        assert rows.query_lens.sum() == num_tokens
         step = StateStep(pools[0], **rows._asdict(), num_decodes=num_decodes)
         contexts.append(
             (
@@ -396,7 +397,8 @@ def _decode_contexts(
     if not states:
         return attention, attention
     ones = np.ones(num_rows, np.int32)
-    rows = _Rows(np.arange(num_rows), query_lens=ones, starts=ones)._asdict()
+    half = 2 * (np.arange(num_rows, dtype=np.int32) % 2)  # of them have a token of their prompt
+    rows = _Rows(np.arange(num_rows), query_lens=ones, starts=ones, prompt_lens=half)._asdict()
     pools = [_pool(states, num_rows, fill=True) for _ in range(2)]
     one, other = (FlatContext(attention, FlatStep(kernels, pool, **rows)) for pool in pools)
     return one, other

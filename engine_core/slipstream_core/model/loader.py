@@ -130,6 +130,7 @@ class LoadedModel:
     states: tuple[MixerStates, ...] = ()  # of a row, in each mixer
     cache_format: CacheFormat = "auto"  # of keys and values
     is_stepped: bool = False  # some mixer computes chunks that continue a row token by token
+    is_limited: bool = False  # some mixer limits the time steps of prompts, not of answers
 
     @property
     def state_bytes(self) -> int:
@@ -249,7 +250,7 @@ def load_model(
             geometry = read_geometry(module, len(uncut), text.vocab_size, module.device)
             _tell_shares(name, rank, share_of_weights, uncut, geometry)
         states: tuple[MixerStates, ...] = ()
-        is_stepped = False
+        is_stepped = is_limited = False
         try:
             if counted_scale is not None:
                 scale_by_position(module, counted_scale)
@@ -259,6 +260,7 @@ def load_model(
                 states = tuple(read_states(module, mixers, module.device))
                 check_continuation(name, mixers)
                 is_stepped = any(mixer.is_stepped for mixer in mixers)
+                is_limited = any(mixer.is_limited for mixer in mixers)
             check_independence(module, vocab_size=text.vocab_size, max_model_len=limit)
         except Exception as error:
             raise refusal(name, config, f"cannot be served ({brief(error)})") from error
@@ -287,6 +289,7 @@ def load_model(
         head_is_sliced=head_is_sliced,
         states=states,
         is_stepped=is_stepped,
+        is_limited=is_limited,
     )
 
 

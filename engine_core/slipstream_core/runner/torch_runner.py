@@ -141,6 +141,7 @@ class TorchRunner:
             default_sampling=model.default_sampling,
             max_num_seqs=max_num_seqs,
             has_states=bool(model.states),
+            caches_answers=not model.is_limited,
             num_snapshots=num_snapshots,
         )
         if model.device.type == "cuda":
@@ -569,6 +570,7 @@ def _rows_of_states(pool: StatePool, plan: StepPlan, rows: Selector) -> dict[str
         "reads": reads,
         "query_lens": query_lens,
         "starts": plan.kv_lens[rows] - query_lens,
+        "prompt_lens": plan.prompt_lens[rows],
         "saves": saves,
     }
 

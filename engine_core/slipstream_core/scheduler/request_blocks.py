@@ -49,6 +49,7 @@ class CacheConfig:
     enable_prefix_caching: bool = False
     has_states: bool = False  # the model carries recurrent states
     num_snapshots: int = 0  # copies of those that can be kept; without any nothing is cached
+    caches_answers: bool = True  # False: the model computes them otherwise than prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class RequestBlocks:
         self._slots = slots
         self._tokens = tokens
         self._block_size = cache.block_size
+        self._caches_answers = cache.caches_answers
         self._pool = BlockPool(cache.num_blocks)
         self._eviction_age = EvictionAge(self._pool)
         self._cache: PrefixCache | None = None
@@ -156,7 +158,9 @@ class RequestBlocks:
         num_free, last = self._pool.num_free - reserved, self._shortage
         if last is not None and last.request == request and not self._might_fit(last, num_free):
             return None
-        max_shared = (known - 1) // self._block_size if is_sought else 0
+        max_shared = 0
+        if is_sought:
+            max_shared = min((known - 1) // self._block_size, self._most_cached(row))
         shared = cached = self._find(row, max_shared)
         if self._has_snapshots and len(cached):
             shared = self._in_front_of_snapshot(row, cached)
@@ -191,13 +195,20 @@ class RequestBlocks:
             return
         computed = int(self._requests.computed[row])
         start, stop = computed // self._block_size, (computed + count) // self._block_size
-        if start == stop:
+        stop = min(stop, self._most_cached(row))
+        if start >= stop:
             return
         blocks = self._register(row, start, stop)
         self._num_registered[self._requests.slot[row]] = stop
         generation = int(self._requests.generation[row])
         saved = self._save(row, start, stop) if self._has_snapshots else ()
         self._uses.append(BlockUse(row, generation, _NO_BLOCKS, blocks, saved=saved))
+
+    def _most_cached(self, row: int) -> int:
+        """The most blocks of a request that others may find."""
+        if self._caches_answers:
+            return self._slots.tables.shape[1]
+        return int(self._requests.prompt_len[row]) // self._block_size
 
     @property
     def has_snapshots(self) -> bool:
@@ -213,6 +224,8 @@ class RequestBlocks:
         """Indices [m] of those of these slots [n], whose rows have computed so many whole blocks,
         whose states are to be saved there (`mark_answers`).
         """
+        if not self._caches_answers:
+            return _NO_SNAPSHOTS
         if len(self.marks) >= self._most_answers:  # those that have marks move them
             found = np.flatnonzero(self.marks.places(slots) >= 0)
             return found[answer_marks(num_blocks.take(found), self._block_size)]
@@ -382,10 +395,11 @@ class RequestBlocks:
         """Have the planned step save the row's states at marks among its blocks [start, stop)."""
         assert self._cache is not None
         size, computed = self._block_size, int(self._requests.computed[row])
+        of = self._requests.known if self._caches_answers else self._requests.prompt_len
         marks = state_marks(
             start,
             stop,
-            num_tokens=int(self._requests.known[row]),
+            num_tokens=int(of[row]),
             block_size=size,
             branch=self._branches.get(row, 0),
         )
@@ -404,6 +418,8 @@ class RequestBlocks:
         slots = self._requests.slot[rows]
         computed = np.minimum(self._tokens.lengths(rows) - 1, self._requests.computed[rows])
         starts, stops = self._num_registered[slots], computed // self._block_size
+        if not self._caches_answers:
+            stops = np.minimum(stops, self._requests.prompt_len[rows] // self._block_size)
         news = np.flatnonzero(starts < stops)
         if len(news):
             self._digest_all(rows[news], stops[news])

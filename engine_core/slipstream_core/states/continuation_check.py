@@ -40,6 +40,7 @@ def check_continuation(name: str, mixers: Sequence[Mixer]) -> None:
         kind = type(mixer.module), mixer.width
         if kind not in faults:
             twin = mixer.in_float32()
+            twin.unlimit()
             with torch.inference_mode():
                 faults[kind] = _fault_of_chunks(twin)
         mixer.is_stepped = faults[kind] is not None
@@ -94,6 +95,7 @@ def _mixed(
             slots=np.array([_SLOT]),
             query_lens=np.array([length], np.int32),
             starts=np.array([start], np.int32),
+            prompt_lens=np.array([sum(lens)], np.int32),
             num_decodes=int(length == 1 and start > 0),
         )
         outputs.append(step.mix(mixer, inputs[:, start : start + length]).float())

@@ -6,7 +6,8 @@ leave markers in a recording, and with a cache that keeps nothing. A forward tha
 its states is not understood, and mixers run as they are.
 
 - Convolutions and recurrences of all families are the two of mixing.c: the gated delta rule, that
-  with a decay for each channel of a key (Kimi Delta Attention), and Mamba-2's, without a delta.
+  with a decay for each channel of a key (Kimi Delta Attention), Mamba-2's, without a delta, and
+  Mamba-1's, where each channel is a head of its own.
 - Whether that computes what the mixer does is tried when a model is loaded.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from slipstream_core.states.flat_step import FlatStep
-from slipstream_core.states.mixers import Mixer
+from slipstream_core.states.mixers import Mixer, is_limited
 from slipstream_core.states.state_cache import MixerStates, StateError
 from slipstream_core.states.state_pool import number_states
 
@@ -32,8 +33,9 @@ _LIBRARY.define(
     "convolve(Tensor x, Tensor weight, Tensor? bias, int state, bool activates) -> Tensor"
 )
 _LIBRARY.define(
-    "recur(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor? strength, Tensor? skip, "
-    "int state, float scale, float epsilon, bool is_delta) -> Tensor"
+    "recur(Tensor query, Tensor key, Tensor value, Tensor? decay, Tensor? strength, Tensor? skip, "
+    "int state, float scale, float epsilon, bool is_delta, Tensor? rates, float least, float most) "
+    "-> Tensor"
 )
 _LIBRARY.impl("convolve", lambda x, *_: x.new_empty(x.shape), "CompositeExplicitAutograd")
 _LIBRARY.impl(
@@ -168,7 +170,8 @@ def _delta_rule(cache: _NoStates) -> Callable[..., tuple[torch.Tensor, torch.Ten
         scale = float(query.shape[-1]) ** -0.5
         state = cache.continued("recurrent")
         mixed = cache.step.recur(
-            query[0], key[0], value[0], g[0], beta[0], None, state, scale, epsilon, True
+            *(query[0], key[0], value[0], g[0], beta[0], None, state, scale, epsilon, True),
+            *(None, 0.0, 0.0),
         )
         return mixed[None], mixed
 
@@ -192,18 +195,60 @@ def _mamba2(cache: _NoStates) -> Callable[..., Any]:
         **others: Any,
     ) -> Any:
         _refuse(others)
-        if not dt_softplus or dt_limit[0] > 0 or dt_limit[1] != float("inf"):
-            raise StateError("time steps are limited")  # in chunks alone, not in single steps
+        if not dt_softplus:
+            raise StateError("time steps are not those of softplus")
         if dt_bias is not None:
             dt = dt + dt_bias
         dt = torch.nn.functional.softplus(dt)
         state = cache.continued("recurrent")
+        # transformers limits those of chunks, which are prompts, and not those of single steps
+        rates = A if is_limited(dt_limit) else None
         mixed = cache.step.recur(
-            C[0], B[0], hidden_states[0], (A * dt)[0], dt[0], D, state, 1.0, -1.0, False
+            *(C[0], B[0], hidden_states[0], (A * dt)[0], dt[0], D, state, 1.0, -1.0, False),
+            *(rates, float(dt_limit[0]), float(dt_limit[1])),
         )
         return (mixed[None], mixed) if return_final_states else mixed[None]
 
     return chunk_scan
+
+
+def _mamba1(cache: _NoStates) -> Callable[..., Any]:
+    def selective_scan(
+        hidden_states: torch.Tensor,  # [1, channels, T]
+        dt: torch.Tensor,  # [1, channels, T]
+        A: torch.Tensor,  # noqa: N803  [channels, key_dim]
+        B: torch.Tensor,  # noqa: N803  [1, key_dim, T]
+        C: torch.Tensor,  # noqa: N803
+        D: torch.Tensor | None = None,  # noqa: N803  [channels]
+        z: torch.Tensor | None = None,  # [1, channels, T]
+        delta_bias: torch.Tensor | None = None,  # [channels]
+        delta_softplus: bool = False,
+        return_last_state: bool = False,
+        use_mambapy: bool = False,
+        use_associative_scan: bool = False,
+        **others: Any,
+    ) -> Any:
+        _refuse(others)
+        if not delta_softplus:
+            raise StateError("time steps are not those of softplus")
+        x, dt, query, key = (each.transpose(1, 2) for each in (hidden_states, dt, C, B))
+        _, num_tokens, channels = x.shape
+        query, key = (each.view(1, num_tokens, 1, each.shape[2]) for each in (query, key))
+        if delta_bias is not None:
+            dt = dt + delta_bias
+        dt = torch.nn.functional.softplus(dt)
+        state = cache.continued("recurrent")
+        mixed = cache.step.recur(
+            *(query[0], key[0], x.view(1, num_tokens, channels, 1)[0], None, dt[0], D, state),
+            *(1.0, -1.0, False, A, 0.0, 0.0),
+        )
+        mixed = mixed[None].view(1, num_tokens, channels)
+        if z is not None:
+            mixed = mixed * torch.nn.functional.silu(z.transpose(1, 2))
+        mixed = mixed.transpose(1, 2)
+        return (mixed, mixed) if return_last_state else mixed
+
+    return selective_scan
 
 
 _CONVOLUTIONS = ("causal_conv1d_fn",)
@@ -211,12 +256,14 @@ _RECURRENCES = (
     "torch_chunk_gated_delta_rule",
     "chunk_kimi_delta_attention",
     "mamba2_chunk_scan",
+    "mamba_selective_scan",
 )
 _FUNCTIONS: Mapping[str, Callable[[_NoStates], Callable[..., Any]]] = {
     "causal_conv1d_fn": _convolution,
     "torch_chunk_gated_delta_rule": _delta_rule,
     "chunk_kimi_delta_attention": _delta_rule,
     "mamba2_chunk_scan": _mamba2,
+    "mamba_selective_scan": _mamba1,
 }
 
 

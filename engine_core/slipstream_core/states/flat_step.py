@@ -37,6 +37,7 @@ class _Columns(NamedTuple):
     slots: npt.NDArray[np.int64]
     reads: npt.NDArray[np.int64]
     begins: npt.NDArray[np.uint8]
+    prompts: npt.NDArray[np.int64]
 
 
 class FlatStep:
@@ -50,6 +51,7 @@ class FlatStep:
         slots: npt.NDArray[np.int64],
         query_lens: npt.NDArray[np.int32],
         starts: npt.NDArray[np.int32],
+        prompt_lens: npt.NDArray[np.int32],
         saves: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({}),
         reads: npt.NDArray[np.int64] | None = None,
     ) -> None:
@@ -69,6 +71,7 @@ class FlatStep:
             np.ascontiguousarray(slots, np.int64),
             np.ascontiguousarray(slots if reads is None else reads, np.int64),
             np.ascontiguousarray(starts == 0, np.uint8),
+            np.clip(prompt_lens.astype(np.int64) - starts, 0, query_lens),
         )
         self._rows = Mixing(num_rows, *(each.ctypes.data for each in self._columns))
         self._at = ctypes.addressof(self._rows)
@@ -113,21 +116,25 @@ class FlatStep:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        decay: torch.Tensor,
+        decay: torch.Tensor | None,
         strength: torch.Tensor | None,
         skip: torch.Tensor | None,
         state: int,
         scale: float,
         epsilon: float,
         is_delta: bool,
+        rates: torch.Tensor | None = None,
+        least: float = 0.0,
+        most: float = 0.0,
     ) -> torch.Tensor:
         """The recurrence of Recur in kernels.h over each row's tokens.
 
         query and key [T, key_heads, key_dim], value [T, heads, value_dim], decay [T, heads] or [T,
-        heads, key_dim], strength [T, heads], skip [heads]; returns [T, heads, value_dim].
+        heads, key_dim], strength [T, heads], skip [heads], rates [heads], or [heads, key_dim] in
+        place of a decay; returns [T, heads, value_dim].
         """
         query, key, value = (_dense_heads(each) for each in (query, key, value))
-        decay = _dense_heads(decay)
+        decay = None if decay is None else _dense_heads(decay)
         strength = None if strength is None else dense_rows(strength)
         num_heads, value_dim = value.shape[1:]
         output = value.new_empty(value.shape)
@@ -137,15 +144,16 @@ class FlatStep:
             query=query.data_ptr(),
             key=key.data_ptr(),
             value=value.data_ptr(),
-            decay=decay.data_ptr(),
+            decay=None if decay is None else decay.data_ptr(),
             strength=None if strength is None else strength.data_ptr(),
             skip=None if skip is None else skip.data_ptr(),
+            rates=None if rates is None else rates.data_ptr(),
             output=output.data_ptr(),
             states=states.data_ptr(),
             query_token=query.stride(0),
             key_token=key.stride(0),
             value_token=value.stride(0),
-            decay_token=decay.stride(0),
+            decay_token=0 if decay is None else decay.stride(0),
             strength_token=0 if strength is None else strength.stride(0),
             state_size=states.shape[1],
             key_heads=key.shape[1],
@@ -153,9 +161,11 @@ class FlatStep:
             key_dim=key.shape[2],
             value_dim=value_dim,
             is_delta=is_delta,
-            decays_by_key=decay.dim() == 3,
+            decays_by_key=decay is not None and decay.dim() == 3,
             scale=scale,
             epsilon=epsilon,
+            least=least,
+            most=most,
         )
         self._kernels.recur(ctypes.addressof(call))
         return output

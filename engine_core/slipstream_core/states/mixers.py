@@ -18,6 +18,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -57,6 +58,8 @@ class Mixer:
         self.layer: int = module.layer_idx
         self.width = 0  # of a token's inputs, once a trial has seen them
         self.is_stepped = False  # a chunk that continues a row is computed token by token
+        # those of answers are, as what transformers limits are the chunks of `generate`: prompts
+        self.is_limited = is_limited(getattr(module, "time_step_limit", (0.0, inf)))
         self._inner = module.forward
         names = inspect.signature(self._inner).parameters
         if _POSITIONS & set(names):
@@ -69,6 +72,12 @@ class Mixer:
         twin = copy.deepcopy(self)
         twin.module.float()
         return twin
+
+    def unlimit(self) -> None:
+        """Compute time steps as they are, in chunks, too."""
+        if self.is_limited:
+            self.module.time_step_limit = 0.0, inf
+            self.is_limited = False
 
     def run(self, hidden: torch.Tensor, rows: RowStates) -> torch.Tensor:
         """The original forward of B rows [B, L, width], which continue from `rows`."""
@@ -212,6 +221,11 @@ def _give_cache(
     else:
         raise StateError(f"a forward with {type(paged).__name__} has no rows for mixers")
     return args, {**kwargs, name: StateCarrier(step)}
+
+
+def is_limited(time_steps: Sequence[float]) -> bool:
+    """True if these are a least and a most one that leave some out."""
+    return time_steps[0] > 0 or time_steps[1] != inf
 
 
 def _asks_for_states(kind: type) -> bool:

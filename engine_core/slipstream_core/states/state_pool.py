@@ -116,6 +116,7 @@ class _Group(NamedTuple):
     slots: torch.Tensor  # int64 [num_rows]
     reads: torch.Tensor  # int64 [num_rows]: where their states are before
     begins: bool  # all of them
+    num_prompt: int = 1  # of the tokens of the only row, if they are several: those of its prompt
     saved: torch.Tensor | None = None  # int64 [num_rows] of the pool, where states are kept, too
 
 
@@ -129,11 +130,13 @@ class StateStep:
         slots: npt.NDArray[np.int64],
         query_lens: npt.NDArray[np.int32],
         starts: npt.NDArray[np.int32],
+        prompt_lens: npt.NDArray[np.int32],
         num_decodes: int,
         saves: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({}),
         reads: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """`slots`, `query_lens` and `starts`, each row's number of tokens before the step, [R].
+        """`slots`, `query_lens`, `starts`, each row's number of tokens before the step, and
+        `prompt_lens`, [R].
 
         reads: where rows' states are before the step, [R]; None: where it leaves them, in `slots`.
         saves: by row that is a chunk, (tokens, snapshot): the row's state behind so many of its
@@ -153,27 +156,41 @@ class StateStep:
         for row in range(num_decodes, len(query_lens)):
             own, old = every[row : row + 1], read[row : row + 1]
             begins, done = int(starts[row]) == 0, 0
-            for length, snapshot in saves.get(row, ()):
-                saved = torch.tensor([pool.num_slots + snapshot])
-                groups.append(_Group(first + done, 1, length - done, own, old, begins, saved))
-                begins, done, old = False, length, own
+            num_prompt = int(prompt_lens[row] - starts[row])
+            cuts = [(length, pool.num_slots + at) for length, at in saves.get(row, ())]
             length = int(query_lens[row])
-            if length > done:
-                groups.append(_Group(first + done, 1, length - done, own, old, begins))
+            for end, slot in [*cuts, (length, None)]:
+                if end > done:
+                    saved = None if slot is None else torch.tensor([slot])
+                    left = max(num_prompt - done, 0)
+                    groups.append(
+                        _Group(first + done, 1, end - done, own, old, begins, left, saved)
+                    )
+                begins, done, old = False, end, own
             first += length
         self._groups = groups
 
     @cached_property
     def _stepped(self) -> list[_Group]:
-        return [part for group in self._groups for part in _single_steps(group)]
+        return [
+            part
+            for group in self._groups
+            for part in _steps_from(group, group.length if group.begins else 0)
+        ]
+
+    @cached_property
+    def _limited(self) -> list[_Group]:
+        return [part for group in self._groups for part in _steps_from(group, group.num_prompt)]
 
     def mix(self, mixer: Mixer, hidden: torch.Tensor) -> torch.Tensor:
         """Implements `MixingStep.mix`."""
-        outputs = [
-            self._mix_group(mixer, group, hidden)
-            for group in (self._stepped if mixer.is_stepped else self._groups)
-        ]
+        outputs = [self._mix_group(mixer, group, hidden) for group in self._groups_for(mixer)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    def _groups_for(self, mixer: Mixer) -> list[_Group]:
+        if mixer.is_stepped:
+            return self._stepped
+        return self._limited if mixer.is_limited else self._groups
 
     def _mix_group(self, mixer: Mixer, group: _Group, hidden: torch.Tensor) -> torch.Tensor:
         num_tokens = group.num_rows * group.length
@@ -191,12 +208,16 @@ class StateStep:
         return mixed.reshape(1, num_tokens, -1)
 
 
-def _single_steps(group: _Group) -> list[_Group]:
-    """The group as tokens one by one, if it continues a row."""
-    if group.begins or group.length == 1:
+def _steps_from(group: _Group, num: int) -> list[_Group]:
+    """The group with its tokens from `num` on one by one."""
+    if num >= group.length or group.length == 1:
         return [group]
-    steps = [
-        group._replace(first=group.first + at, length=1, saved=None) for at in range(group.length)
-    ]
-    behind = [each._replace(reads=group.slots) for each in steps[1:-1]]
-    return [steps[0], *behind, steps[-1]._replace(reads=group.slots, saved=group.saved)]
+    parts = [group._replace(length=num, saved=None)] if num else []
+    for at in range(num, group.length):
+        reads = group.slots if at else group.reads
+        begins = group.begins and not at
+        parts.append(
+            group._replace(first=group.first + at, length=1, reads=reads, begins=begins, saved=None)
+        )
+    parts[-1] = parts[-1]._replace(saved=group.saved)
+    return parts

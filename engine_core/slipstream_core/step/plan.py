@@ -258,7 +258,7 @@ class StepResult:
     counts: Int64s | None = None  # [S] tokens of each row, at least one; None: one each
     draft_lens: Int64s | None = None  # [S] drafts that were computed for each row; None: none
     # indices [U] among the S sampled rows: their logits were NaN or infinite, so that their tokens
-    # are made up; None: there are none, or the device does not look
+    # are made up; None: there are none
     undefined: Int64s | None = None
 
 
@@ -313,6 +313,7 @@ class ModelInfo:
     max_num_seqs: int | None = None  # rows that its runner has room for; None: as configured
     has_states: bool = False  # recurrent ones, which cannot be taken back by a token
     num_snapshots: int = 0  # of such states, for the prefix cache; 0 turns that off
+    caches_answers: bool = True  # False: it computes them otherwise than prompts
     max_logprobs: int | None = None  # per token, that a request may ask for; None: as configured
     engine: str = ""  # another project's, with its version
     takes_drafts: bool = False  # computes plans with drafts, and a row's bits alone or with others

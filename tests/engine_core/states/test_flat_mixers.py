@@ -13,6 +13,7 @@ import torch
 from slipstream_core.forward import trace
 from slipstream_core.kernels.cpu.kernels import kernels
 from slipstream_core.model.loader import LoadedModel, load_model
+from slipstream_core.states import flat_mixers
 from slipstream_core.states.flat_mixers import mixer_markers
 from slipstream_core.states.flat_step import FlatStep
 from slipstream_core.states.state_cache import MixerStates, StateError, StateShape
@@ -41,7 +42,11 @@ def recorded(name: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", ["Qwen3.5", "LFM2", "LFM3", "Bamba", "Mamba 2", "Falcon-H1", "OLMo Hybrid"]
+    "name",
+    [
+        *("Qwen3.5", "LFM2", "LFM3", "Bamba", "Mamba 2", "Falcon-H1", "OLMo Hybrid"),
+        *("Nemotron-H", "Nemotron-H, limited", "Mamba", "Jamba"),
+    ],
 )
 def test_a_decode_step_is_one_call(
     name: str, tmp_path: Path, logs: pytest.LogCaptureFixture
@@ -50,19 +55,17 @@ def test_a_decode_step_is_one_call(
     assert "operations in one call" in logs.text
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("Jamba", "JambaMambaMixer computes its states in an unknown way"),
-        ("Mamba", "MambaMixer computes its states in an unknown way"),
-        ("Nemotron-H", "time steps are limited"),
-    ],
-)
+def test_a_model_whose_norms_have_no_weights_is_recorded(tmp_path: Path) -> None:
+    assert recorded("Falcon-Mamba", tmp_path) is not None
+
+
+@pytest.mark.parametrize("names", ["_CONVOLUTIONS", "_RECURRENCES"])
 def test_what_kernels_do_not_compute_is_not_recorded(
-    name: str, said: str, tmp_path: Path, logs: pytest.LogCaptureFixture
+    names: str, tmp_path: Path, logs: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert recorded(name, tmp_path) is None
-    assert said in logs.text
+    monkeypatch.setattr(flat_mixers, names, ("functions", "of", "other", "names"))
+    assert recorded("Mamba", tmp_path) is None
+    assert "MambaMixer computes its states in an unknown way" in logs.text
 
 
 def test_mixers_that_would_compute_something_else_run_as_they_are(

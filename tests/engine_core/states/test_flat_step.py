@@ -42,6 +42,7 @@ class Rows:
         self.lens = np.array(lens, np.int32)
         self.slots = np.array(rng.sample(range(NUM_SLOTS), len(lens)))
         self.starts = np.array([rng.choice([0, 3]) for _ in lens], np.int32)
+        self.prompt_lens = self.starts + [rng.randrange(length + 2) for length in lens]
         self.saves = {}
         snapshots = iter(range(NUM_SNAPSHOTS))
         for row, length in enumerate(lens):
@@ -56,6 +57,7 @@ class Rows:
             slots=self.slots,
             query_lens=self.lens,
             starts=self.starts,
+            prompt_lens=self.prompt_lens,
             saves=self.saves,
         )
 
@@ -77,6 +79,7 @@ def singly(rows: Rows, pool: StatePool, compute: Any) -> torch.Tensor:
                 slots=rows.slots[row : row + 1],
                 query_lens=np.ones(1, np.int32),
                 starts=rows.starts[row : row + 1] + at,
+                prompt_lens=rows.prompt_lens[row : row + 1],
             )
             outputs.append(compute(step, slice(first + at, first + at + 1)))
         first += length
@@ -145,13 +148,13 @@ def rule(
 @pytest.mark.parametrize("lens", LENS, ids=str)
 @pytest.mark.parametrize(
     ("key_heads", "heads", "key_dim", "value_dim"),
-    [(1, 2, 16, 16), (2, 4, 24, 70), (3, 3, 128, 64), (1, 1, 5, 3)],
+    [(1, 2, 16, 16), (2, 4, 24, 70), (3, 3, 128, 64), (1, 1, 5, 3), (1, 70, 16, 1)],
 )
-@pytest.mark.parametrize("form", ["delta", "delta by key", "mamba"])
+@pytest.mark.parametrize("form", ["delta", "delta by key", "mamba", "limited", "by rates"])
 def test_recur(
     lens: list[int], key_heads: int, heads: int, key_dim: int, value_dim: int, form: str
 ) -> None:
-    is_delta = form != "mamba"
+    is_delta = form.startswith("delta")
     rows, pool = Rows(lens, seed=heads), pool_of((heads, key_dim, value_dim))
     num_tokens = sum(lens)
     given = {
@@ -164,6 +167,14 @@ def test_recur(
     if form == "delta by key":
         del given["strength"]
     skip = None if is_delta else torch.randn(heads)
+    rates: torch.Tensor | None = None
+    if form == "limited":
+        rates = -torch.rand(heads)
+        given["decay"] = rates * given["strength"]
+    elif form == "by rates":
+        rates = -torch.rand(heads, key_dim)
+        del given["decay"]
+    least, most = 0.3, 0.6
     copy = pool_of((heads, key_dim, value_dim))
     copy.states[0].copy_(pool.states[0])
     before = [rows.begun(pool, row).view(heads, key_dim, value_dim) for row in range(len(lens))]
@@ -172,7 +183,8 @@ def test_recur(
         names = ("query", "key", "value", "decay", "strength")
         parts = [given[name][at] if name in given else None for name in names]
         epsilon = 1e-6 if is_delta else -1.0
-        return step.recur(*parts, skip, 0, 0.5, epsilon, is_delta)  # type: ignore[arg-type]
+        rule = 0, 0.5, epsilon, is_delta, rates, least, most
+        return step.recur(*parts, skip, *rule)  # type: ignore[arg-type]
 
     output = recur(rows.step(pool), slice(None))
     first = 0
@@ -181,6 +193,11 @@ def test_recur(
         marks = {done: NUM_SLOTS + snapshot for done, snapshot in rows.saves.get(row, ())}
         for at in range(first, first + length):
             token = {name: each[at] for name, each in given.items()}
+            if form == "by rates":
+                token["decay"] = rates * token["strength"][:, None]
+            elif rates is not None and rows.starts[row] + at - first < rows.prompt_lens[row]:
+                token["strength"] = token["strength"].clamp(least, most)
+                token["decay"] = rates * token["strength"]
             expected = rule(state, token, is_delta=is_delta, normed=is_delta)
             if skip is not None:
                 expected += skip[:, None] * token["value"]

@@ -154,6 +154,7 @@ class Loop:
         num_snapshots: int = 0,
         max_model_len: int = 60,
         is_watched: bool = False,
+        caches_answers: bool = True,
     ) -> None:
         self._runner, self._expected, self._doubles = runner, expected, doubles
         self._tokens = TokenLog()
@@ -166,6 +167,7 @@ class Loop:
                 enable_prefix_caching=True,
                 has_states=has_states,
                 num_snapshots=num_snapshots,
+                caches_answers=caches_answers,
             ),
             max_num_seqs=ROWS_AT_ONCE,
             max_num_batched_tokens=16,
@@ -537,6 +539,10 @@ def test_a_wrong_state_of_the_cache_is_seen(
 
 @pytest.fixture(scope="module")
 def expected_of_turns(folder: Path) -> Expected:
+    return turns_of(folder)
+
+
+def turns_of(folder: Path) -> Expected:
     """Conversations of two turns: the second one's prompt has the first one's answer."""
     first = outputs_of(folder, [prompt for prompt in apart() if len(prompt) > BLOCK])
     rng = random.Random(7)
@@ -582,3 +588,34 @@ def test_the_state_of_another_row_in_an_answers_mark_is_seen(
     monkeypatch.setattr(StatePool, "save", misplaced_save)
     loop = Loop(runner, expected_of_turns, num_snapshots=MOST_SNAPSHOTS, max_model_len=80)
     assert not all(right(loop.run(), expected_of_turns))
+
+
+def test_time_steps_that_prompts_alone_limit(tmp_path: Path) -> None:
+    """Answers that are computed again are computed as before, and not as the prompts that they are
+    in next turns.
+    """
+    if kernels() is None:
+        pytest.skip("no C compiler")
+    torch.set_num_threads(1)
+    [tiny] = (each for each in tiny_models.HYBRIDS if each.name == "Nemotron-H, limited")
+    tiny_models.save(tiny, tmp_path)
+    expected = turns_of(tmp_path)
+    runner = runner_of(load_model(str(tmp_path), device="cpu", dtype="float32"), packs=True)
+    try:
+        assert runner._is_recorded
+        assert not runner.info.caches_answers
+        for num_blocks in (120, 24):
+            for caches_answers in (False, True):
+                loop = Loop(
+                    runner,
+                    expected,
+                    num_blocks=num_blocks,
+                    num_snapshots=MOST_SNAPSHOTS,
+                    max_model_len=80,
+                    caches_answers=caches_answers,
+                )
+                assert all(right(loop.run(), expected)) != caches_answers
+                assert (loop.scheduler.num_preemptions > 0) == (num_blocks == 24)
+                assert loop.scheduler.prefix_cache_hits > 0
+    finally:
+        runner.close()

@@ -64,6 +64,7 @@ typedef struct {
     const int64_t *slots;    /* [rows]: that keep their states behind their tokens */
     const int64_t *reads;    /* [rows]: that have them before; mostly the same */
     const uint8_t *begins;   /* [rows]: without a state, whatever the slot holds */
+    const int64_t *prompts;  /* [rows]: of a row's tokens, the first that are of its prompt */
 } Mixing;
 
 /* A causal convolution of each channel over its last `taps` inputs. */
@@ -85,9 +86,12 @@ typedef struct {
     const Mixing *m;
     const float *query, *key; /* [tokens, key_heads, key_dim] */
     const float *value;       /* [tokens, heads, value_dim] */
-    const float *decay;       /* [tokens, heads], or [tokens, heads, key_dim]: logarithms */
+    const float *decay;       /* [tokens, heads], or [tokens, heads, key_dim]: logarithms; or NULL */
     const float *strength;    /* [tokens, heads] or NULL */
     const float *skip;        /* [heads] or NULL */
+    const float *rates;       /* without a decay, it in times of the strength: [heads, key_dim]; else
+                               * NULL, or [heads] where a prompt's tokens have strengths between
+                               * `least` and `most` */
     float *output;            /* [tokens, heads, value_dim] */
     float *states;            /* [slots, state_size] */
     int64_t query_token, key_token, value_token, decay_token, strength_token;
@@ -95,6 +99,7 @@ typedef struct {
     int64_t is_delta, decays_by_key;
     float scale;   /* of queries */
     float epsilon; /* queries and keys become unit vectors; below 0: they stay */
+    float least, most;
 } Recur;
 
 /* A low-rank change of a product, of one adapter at one site: y += B (A x). */

@@ -86,6 +86,7 @@ class Mixing(ctypes.Structure):
         ("slots", _Pointer),
         ("reads", _Pointer),
         ("begins", _Pointer),
+        ("prompts", _Pointer),
     )
 
 
@@ -118,6 +119,7 @@ class Recur(ctypes.Structure):
         ("decay", _Pointer),
         ("strength", _Pointer),
         ("skip", _Pointer),
+        ("rates", _Pointer),
         ("output", _Pointer),
         ("states", _Pointer),
         ("query_token", _Int),
@@ -134,6 +136,8 @@ class Recur(ctypes.Structure):
         ("decays_by_key", _Int),
         ("scale", _Float),
         ("epsilon", _Float),
+        ("least", _Float),
+        ("most", _Float),
     )
 
 

@@ -158,8 +158,9 @@ static int64_t column_blocks(const Recur *p) {
 }
 
 Stage slipstream_recur_stage(const Recur *p, int64_t after) {
-    int64_t items = p->m->rows * p->heads * column_blocks(p);
-    return (Stage){items, slipstream_row_chunk(p->key_dim * block_of(p)), after};
+    int64_t items = p->m->rows * p->heads * column_blocks(p), width = block_of(p);
+    if (width > p->value_dim) width = p->value_dim;
+    return (Stage){items, slipstream_row_chunk(p->key_dim * width), after};
 }
 
 /* key / |key|, times `scale`. */
@@ -198,11 +199,21 @@ static void recur_block(const Recur *p, int64_t row, int64_t head, int64_t first
         for (int64_t at = m->tokens[s]; at < m->tokens[s + 1]; at++) {
             prepare(p, p->query + at * p->query_token + key_head * dim, p->scale, query);
             prepare(p, p->key + at * p->key_token + key_head * dim, 1.0f, key);
-            const float *logs = p->decay + at * p->decay_token;
-            if (p->decays_by_key)
+            const float *logs = p->decay ? p->decay + at * p->decay_token : 0;
+            float strength = p->strength ? p->strength[at * p->strength_token + head] : 1.0f;
+            if (!logs) {
+                for (int64_t i = 0; i < dim; i++) decayed[i] = p->rates[head * dim + i] * strength;
+                exponentials(decayed, decay, dim);
+            } else if (p->decays_by_key)
                 exponentials(logs + head * dim, decay, dim);
             else {
-                float same = slipstream_exp(logs[head]);
+                float log = logs[head];
+                if (p->rates && at - m->tokens[r.first] < m->prompts[row] &&
+                    (strength < p->least || strength > p->most)) {
+                    strength = strength < p->least ? p->least : p->most;
+                    log = p->rates[head] * strength;
+                }
+                float same = slipstream_exp(log);
                 for (int64_t i = 0; i < dim; i++) decay[i] = same;
             }
             for (int64_t i = 0; i < dim; i++) decayed[i] = decay[i] * key[i];
@@ -213,7 +224,7 @@ static void recur_block(const Recur *p, int64_t row, int64_t head, int64_t first
                        p->value + at * p->value_token + head * columns_of + first,
                        p->skip ? p->skip + head : 0,
                        p->output + (at * p->heads + head) * columns_of + first,
-                       p->strength ? p->strength[at * p->strength_token + head] : 1.0f};
+                       strength};
             int64_t done = 0;
             if (width == VECTORS_OF_STEPS * W)
                 columns(VECTORS_OF_STEPS, p, &t, old, state), done = width;

@@ -34,7 +34,8 @@ enum {
     SCALE,
     ADAPT,
     ROUTE,
-    EXPERTS
+    EXPERTS,
+    RELU
 };
 
 enum { ACTIVATES = 1, IS_DELTA = 2, DECAYS_BY_KEY = 4 }; /* flags: convolve; recur */
@@ -51,7 +52,7 @@ typedef struct {
     Part d, e;           /* recur: decay, strength; experts: d is scratch */
     const float *weight; /* norm; product: packed; add, mul: [n], in place of b; recur: skip;
                           * experts: an Experts, of which the rows' fields are filled in here */
-    const float *bias;   /* product, convolve, route; attend: sinks */
+    const float *bias;   /* product, convolve, route; attend: sinks; recur: rates */
     int64_t n, k;        /* product; convolve: channels, taps; others: n numbers per row, or per head;
                           * rotate: k of them turn; sum: all of a row */
     int64_t heads, kv_heads, key_dim, value_dim; /* heads: norm, rotate, copy, scale,
@@ -63,6 +64,7 @@ typedef struct {
     int64_t format;        /* product: of its weight */
     float number, softcap; /* norm: epsilon; attend, recur, route: scale; softcap of recur and
                             * route: epsilon */
+    float least, most;     /* recur */
 } Operation;
 
 typedef struct {
@@ -116,14 +118,15 @@ static Recur recur_of(const Run *r, const Operation *o) {
                    .query = AT(a), .query_token = ROW(a),
                    .key = AT(b), .key_token = ROW(b),
                    .value = AT(c), .value_token = ROW(c),
-                   .decay = AT(d), .decay_token = ROW(d),
+                   .decay = o->d.buffer < 0 ? 0 : AT(d), .decay_token = ROW(d),
                    .strength = o->e.buffer < 0 ? 0 : AT(e), .strength_token = ROW(e),
-                   .skip = o->weight, .output = AT(out),
+                   .skip = o->weight, .rates = o->bias, .output = AT(out),
                    .states = r->states[o->layer], .state_size = r->state_sizes[o->layer],
                    .key_heads = o->kv_heads, .heads = o->heads,
                    .key_dim = o->key_dim, .value_dim = o->value_dim,
                    .is_delta = o->flags & IS_DELTA, .decays_by_key = o->flags & DECAYS_BY_KEY,
-                   .scale = o->number, .epsilon = o->softcap};
+                   .scale = o->number, .epsilon = o->softcap,
+                   .least = o->least, .most = o->most};
 }
 
 static Adapt adapt_of(const Run *r, const Operation *o) {
@@ -181,6 +184,9 @@ static void of_row(const Run *r, const Operation *o, int64_t t) {
     }
     case SOFTPLUS: /* as torch's, which is x itself above 20 */
         for (int64_t i = 0; i < o->n; i++) out[i] = a[i] > 20.0f ? a[i] : log1pf(expf(a[i]));
+        break;
+    case RELU: /* NaN stays */
+        for (int64_t i = 0; i < o->n; i++) out[i] = a[i] < 0.0f ? 0.0f : a[i];
         break;
     case SCALE: /* each head by a number of its own */
         for (int64_t h = 0; h < o->heads; h++) {
