@@ -3,11 +3,12 @@ without them.
 
 The scheduler and the runner alone, one step ahead, on the CPU in float32. Two runners of one model
 are loaded, one of them with room for adapters, which are random, of rank 16 at every linear layer
-but the head. In a round each kind of batch is driven on both, in turn. A batch's speed is the
-median of its decode steps, and the ratio that is reported the median of the rounds'. A line a goal
-says what was to be reached.
+but the head, in float32 and in bfloat16. In a round each kind of batch is driven on both, in turn.
+A batch's speed is the median of its decode steps, and the ratio that is reported the median of the
+rounds'. A line a goal says what was to be reached.
 
-- `adapter`: every row has the same adapter. `adapters`: each row has its own.
+- `adapter`: every row has the same adapter. `adapters`: each row has its own; `adapters16`: of 16
+  bits.
 - `enabled`: no row has one, where there is room for some. `beside`: half of the rows have none.
 """
 
@@ -45,7 +46,7 @@ _MODELS = {
 }
 _LEAST = {("adapter", streams): 0.97 for streams in (1, 8, 64)}
 _LEAST |= {("enabled", streams): 0.99 for streams in (1, 8, 64)}
-_LEAST |= {("beside", 8): 0.99, ("adapters", 64): 0.9}
+_LEAST |= {("beside", 8): 0.99, ("adapters", 64): 0.9, ("adapters16", 64): 0.9}
 
 _OPTIONS = (
     Option("size", name_of(("S", "M")), "model, as docs/benchmarks.md has them", "S"),
@@ -77,7 +78,7 @@ def bench_adapters(arguments: argparse.Namespace) -> int:
         "threads": values["threads"],
     }
     plain = torch_factory.load_runner(CoreConfig(**config))
-    lora = LoraConfig(max_rank=_RANK, max_loras=_NUM_ADAPTERS)
+    lora = LoraConfig(max_rank=_RANK, max_loras=2 * _NUM_ADAPTERS)
     adapted = torch_factory.load_runner(CoreConfig(**config, lora=lora))
     try:
         num_bytes = add_random_adapters(adapted)
@@ -113,8 +114,8 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
 
 
 def add_random_adapters(runner: TorchRunner) -> int:
-    """Fill the places of a runner, with changes of each layer but the head, as peft's `all-linear`
-    has them; returns the bytes of one adapter.
+    """Fill the places of a runner, the second half in bfloat16, with changes of each layer but the
+    head, as peft's `all-linear` has them; returns the bytes of one adapter in float32.
     """
     table = runner.adapters
     assert table is not None
@@ -130,6 +131,8 @@ def add_random_adapters(runner: TorchRunner) -> int:
             if name != "lm_head"
         }
         table.put(place, factors)
+        halves = {name: Factors(a.bfloat16(), b.bfloat16()) for name, (a, b) in factors.items()}
+        table.put(_NUM_ADAPTERS + place, halves)
         num_bytes = sum(each.nbytes for both in factors.values() for each in both)
     return num_bytes
 
@@ -155,6 +158,7 @@ def _requests(kind: str, streams: int, num_tokens: int, runner: TorchRunner) -> 
     places = {
         "adapter": [0] * streams,
         "adapters": list(range(streams)),
+        "adapters16": list(range(_NUM_ADAPTERS, _NUM_ADAPTERS + streams)),
         "beside": [at if at % 2 else -1 for at in range(streams)],
     }.get(kind, [-1] * streams)
     prompts = random_prompts(streams, _PROMPT_LEN, runner.info.vocab_size)

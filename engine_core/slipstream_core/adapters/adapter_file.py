@@ -79,10 +79,10 @@ _INSTEAD = {
 
 
 class Factors(NamedTuple):
-    """The change of one layer: y += b^T (a x)."""
+    """The change of one layer: y += b^T (a x). Contiguous, float32, bfloat16 or float16 each."""
 
-    a: torch.Tensor  # [rank, num_inputs] float32, contiguous
-    b: torch.Tensor  # [rank, num_outputs] float32, contiguous, with the scale
+    a: torch.Tensor  # [rank, num_inputs]
+    b: torch.Tensor  # [rank, num_outputs], with the scale
 
 
 class Adapter(NamedTuple):
@@ -307,7 +307,9 @@ def _factors(
     config: Mapping[str, Any],
     max_rank: int,
 ) -> Factors:
-    """The change of a layer, in float32. Raises AdapterError."""
+    """The change of a layer: of 16 bits where its file has them and the scale keeps them exact, as
+    powers of two do; else in float32. Raises AdapterError.
+    """
     for kind, tensor in (("lora_A", a), ("lora_B", b)):
         if tensor.dtype not in _DTYPES:
             raise AdapterError(
@@ -329,10 +331,11 @@ def _factors(
         raise AdapterError(f"{name}: rank {rank}, allowed: {said}, as {CONFIG} says")
     alpha = _of_pattern(config.get("alpha_pattern") or {}, name, config.get("lora_alpha", _DEFAULT))
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    scaled = b.float() * scale
+    if torch.equal((halves := scaled.to(b.dtype)).float(), scaled):
+        scaled = halves
     # copies: the tensors are views of the whole file
-    factors = Factors(
-        a.to(torch.float32, copy=True).contiguous(), (b.float() * scale).t().contiguous()
-    )
+    factors = Factors(a.clone(memory_format=torch.contiguous_format), scaled.t().contiguous())
     for kind, tensor in zip(("lora_A", "lora_B"), factors, strict=True):
         if not tensor.isfinite().all():
             raise AdapterError(f"{name}.{kind}: it has numbers that are not finite")

@@ -10,12 +10,15 @@ import ctypes
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 
 from slipstream_core.adapters.adapter_file import Factors
 from slipstream_core.adapters.sites import Site
 from slipstream_core.kernels.cpu.kernels import Adapted, Kernels
 from slipstream_core.kernels.cpu.step_adapters import StepAdapters
 from slipstream_ipc.arrays import Int32s
+
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as coded.h numbers them
 
 
 class AdapterTable:
@@ -36,7 +39,9 @@ class AdapterTable:
             site = self.sites[name]
             assert a.shape == (len(a), site.num_inputs)
             assert b.shape == (len(a), site.num_outputs)
-            self._entries[first + site.number] = Adapted(a.data_ptr(), b.data_ptr(), len(a))
+            self._entries[first + site.number] = Adapted(
+                a.data_ptr(), b.data_ptr(), len(a), _KINDS[a.dtype], _KINDS[b.dtype]
+            )
         self._held[place] = factors
 
     def clear(self, place: int) -> None:

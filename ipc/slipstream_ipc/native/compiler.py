@@ -4,6 +4,7 @@
   line, and its users have another way.
 - The file name is a digest of the sources, the flags, the compiler and the processor, and not of
   where they lie: clones and environments share one file, machines that share a cache have one each.
+- Processes that need it at once, as replicas that start together, wait for the one that compiles.
 - A file that no process has loaded for KEPT_DAYS is removed when another one is compiled.
 - Code is loaded only from a folder that is owned by this user and not writable by others.
 - The file ends with its own digest, which the loader ignores. A damaged file is recompiled: loading
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import logging
 import os
@@ -23,6 +25,7 @@ import stat
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 _FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
 _COMPILERS = ("gcc", "cc")
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 600.0  # of a compiler that hangs: our largest library takes 25 s of a processor
 KEPT_DAYS = 30
 _DAY_S = 86_400.0
 
@@ -92,11 +95,13 @@ def _compile(library: CLibrary) -> Path | None:
     folder = _folder()
     digest = hashlib.sha256(recipe + source).hexdigest()[:32]
     target = folder / f"{library.name}-{digest}.so"
-    if _is_ours(target) and _is_whole(target.read_bytes()) and _can_be_loaded(target):
+    if _is_usable(target):
         _note_use(target)
         return target
-    logger.info("compiling the C library %s, once for this machine", library.name)
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+    with _turn_to_compile(folder), tempfile.TemporaryDirectory(dir=folder) as temporary:
+        if _is_usable(target):  # made meanwhile
+            return target
+        logger.info("compiling the C library %s, once for this machine", library.name)
         made = Path(temporary, f"{library.name}.so")
         subprocess.run(
             [
@@ -110,9 +115,25 @@ def _compile(library: CLibrary) -> Path | None:
         )
         ctypes.PyDLL(str(made))  # a library that cannot be loaded is not kept
         content = made.read_bytes()
-    write_atomically(target, content + _digest(content), mode=0o700)
+        write_atomically(target, content + _digest(content), mode=0o700)
     _remove_unused(folder)
     return target
+
+
+def _is_usable(target: Path) -> bool:
+    return _is_ours(target) and _is_whole(target.read_bytes()) and _can_be_loaded(target)
+
+
+@contextlib.contextmanager
+def _turn_to_compile(folder: Path) -> Iterator[None]:
+    """Wait until no other process compiles into the folder."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def _note_use(target: Path) -> None:

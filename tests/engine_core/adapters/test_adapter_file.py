@@ -77,9 +77,26 @@ def test_factors_are_scaled_as_peft_scales_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_halves_become_float32(tmp_path: Path, dtype: torch.dtype) -> None:
-    adapter = read(save(tmp_path, tensors(dtype=dtype)))
-    torch.testing.assert_close(adapter.factors[Q].a, tensors(dtype=dtype)[A()].float())
+def test_halves_stay_so_where_their_scale_is_exact(tmp_path: Path, dtype: torch.dtype) -> None:
+    its = tensors(dtype=dtype)
+    for alpha, kept in ((2 * RANK, dtype), (0.25 * RANK, dtype), (1.1 * RANK, torch.float32)):
+        adapter = read(save(tmp_path, its, lora_alpha=alpha))
+        a, b = adapter.factors[Q]
+        assert (a.dtype, b.dtype) == (dtype, kept)
+        assert torch.equal(a, its[A()])
+        assert torch.equal(
+            b.float(), its[A().replace("lora_A", "lora_B")].float().t() * (alpha / RANK)
+        )
+        both = 2 * (K * 2 + N * kept.itemsize) * RANK
+        assert adapter.num_bytes == both
+
+
+def test_halves_that_a_scale_makes_too_large_become_float32(tmp_path: Path) -> None:
+    its = tensors(dtype=torch.float16)
+    its[A().replace("lora_A", "lora_B")][:] = 60000
+    _, b = read(save(tmp_path, its, lora_alpha=4 * RANK)).factors[Q]
+    assert b.dtype == torch.float32
+    assert (b == 240000).all()
 
 
 def test_the_digest_is_of_the_content(tmp_path: Path) -> None:

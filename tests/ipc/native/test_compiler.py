@@ -6,6 +6,7 @@ import ctypes
 import os
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,23 @@ def test_clones_share_what_is_compiled(source: Path, tmp_path: Path) -> None:
     copies[1].write_text("#define ANSWER 43\n")
     assert answer(compiled(library(*copies))) == 43
     assert len(files(tmp_path)) == 2
+
+
+@can_compile
+def test_those_that_need_it_at_once_compile_it_once(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = next(filter(None, map(shutil.which, compiler._COMPILERS)))
+    counting = tmp_path / "counting-cc"
+    runs = tmp_path / "runs"
+    counting.write_text(f'#!/bin/sh\necho run >> "{runs}"\nexec "{real}" "$@"\n')
+    counting.chmod(0o700)
+    monkeypatch.setattr(compiler, "_COMPILERS", (str(counting),))
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(compiled, [library(source)] * 8))
+    assert set(made) == set(files(tmp_path))
+    assert answer(made[0]) == 42
+    assert runs.read_text() == "run\n"
 
 
 @can_compile

@@ -104,9 +104,10 @@ typedef struct {
 
 /* A low-rank change of a product, of one adapter at one site: y += B (A x). */
 typedef struct {
-    const float *a; /* [rank, k] */
-    const float *b; /* [rank, n], with the adapter's scale */
-    int64_t rank;   /* 0: it does not change this site */
+    const void *a; /* [rank, k] */
+    const void *b; /* [rank, n], with the adapter's scale */
+    int64_t rank;  /* 0: it does not change this site */
+    int64_t a_kind, b_kind; /* FLOAT32, CODE_BF16 or CODE_F16 of coded.h */
 } Adapted;
 
 /* The changes of a site's products. */

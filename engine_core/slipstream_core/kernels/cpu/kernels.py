@@ -175,7 +175,13 @@ class PackedProducts(ctypes.Structure):
 class Adapted(ctypes.Structure):
     """Adapted of kernels.h, which documents the fields."""
 
-    _fields_ = (("a", _Pointer), ("b", _Pointer), ("rank", _Int))
+    _fields_ = (
+        ("a", _Pointer),
+        ("b", _Pointer),
+        ("rank", _Int),
+        ("a_kind", _Int),
+        ("b_kind", _Int),
+    )
 
 
 class Adapt(ctypes.Structure):

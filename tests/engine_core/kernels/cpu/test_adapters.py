@@ -35,7 +35,8 @@ def test_rows_are_changed_by_their_own_adapters(k: int, n: int, num_threads: int
     assert KERNELS is not None
     KERNELS.set_threads(num_threads)
     table, held = table_of(k, n)
-    places = np.array([-1, 0, 3, 5, -1, 2, 4, 1, 5, 0, -1] * 6, np.int32)
+    runs = [place for place in range(len(RANKS)) for _ in range(5)]  # several rows side by side
+    places = np.array([-1, 0, 3, 5, -1, 2, 4, 1, 5, 0, -1] * 6 + runs, np.int32)
     wide = torch.randn(len(places), n + 9)
     x = torch.randn(1, len(places), k)
     step = table.of_step(places, places[::3])
@@ -70,6 +71,33 @@ def test_rows_are_changed_by_their_own_adapters(k: int, n: int, num_threads: int
         step.adapt(other.clone(), torch.randn(other.shape), 0, is_of_kept=False), other
     )
     KERNELS.set_threads(1)
+
+
+@pytest.mark.parametrize("b_dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("a_dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("k", "n"), [(7, 5), (129, 250)])
+def test_factors_of_16_bits_give_the_bits_of_their_float32(
+    k: int, n: int, a_dtype: torch.dtype, b_dtype: torch.dtype
+) -> None:
+    assert KERNELS is not None
+    _, held = table_of(k, n)
+    sites = {"other": Site(0, 5, 5), "site": Site(1, n, k)}
+    halves, widened = (AdapterTable(KERNELS, sites, len(RANKS)) for _ in range(2))
+    for place, its in enumerate(held):
+        a, b = its["site"]
+        a[0, 0] = 2**-20  # subnormal in float16
+        a, b = a.to(a_dtype), b.to(b_dtype)
+        halves.put(place, {"site": Factors(a, b)})
+        widened.put(place, {"site": Factors(a.float(), b.float())})
+    places = np.array([0, 1, 2, 3, 4, 5, -1, 4, 4, 4, 4, 1, 1, 1, 1, 1], np.int32)
+    x, y = torch.randn(1, len(places), k), torch.randn(1, len(places), n)
+    found, expected = y.clone(), y.clone()
+    for table, into in ((halves, found), (widened, expected)):
+        step = table.of_step(places, places)
+        assert step is not None
+        step.adapt(into, x, 1, is_of_kept=False)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, y)
 
 
 def test_a_step_without_adapters_has_none() -> None:
