@@ -29,9 +29,11 @@ from slipstream_core.step.plan import Runner, StepFailed, StepPlan, StepResult
 from slipstream_ipc.columns import check_step, f32, pack_f32, pack_u32, pack_u64, u32
 from slipstream_ipc.history.token_log import history_digest
 from slipstream_ipc.messages import (
+    AdapterOutcome,
     AdmissionRefused,
     Admit,
     Admitted,
+    AreAdaptersKnown,
     CoreToWorker,
     End,
     Fault,
@@ -44,6 +46,7 @@ from slipstream_ipc.messages import (
     Registered,
     Report,
     SamplingParams,
+    ServedAdapters,
     Step,
     Suspects,
     SyncDone,
@@ -251,7 +254,9 @@ class StateWorker:
                 self.is_synced = True
             case Kept():
                 self.kept += body.entries
-            case UnknownKept() | Forgotten():
+            case ServedAdapters():
+                self._waiting.append(AreAdaptersKnown(body.number))
+            case UnknownKept() | Forgotten() | AdapterOutcome():
                 pass
             case other:
                 raise AssertionError(f"unexpected {other}")

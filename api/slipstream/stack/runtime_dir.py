@@ -17,7 +17,7 @@ from slipstream_ipc.cache_folder import user_cache
 from slipstream_ipc.transport.addresses import check_unmovable
 from slipstream_ipc.transport.sockets import private_directory
 
-_NOTE_NAME = "core-in-flight"  # a core's note to its successor in the same stack
+_NOTES = "core-in-flight", "adapters"  # a core's, to its successor in the same stack
 
 
 class RuntimeDirectoryInUseError(Exception):
@@ -77,7 +77,8 @@ class RuntimeDirectory:
                 self.path.rmdir()
 
     def _remove_leftovers(self) -> None:
-        (self.path / _NOTE_NAME).unlink(missing_ok=True)
+        for name in _NOTES:
+            (self.path / name).unlink(missing_ok=True)
         for path in self.path.iterdir():
             with contextlib.suppress(FileNotFoundError):  # removed by its process meanwhile
                 if stat.S_ISSOCK(path.lstat().st_mode):

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from slipstream_ipc.atomic_file import write_atomically
-from slipstream_ipc.messages import AdapterRef
+from slipstream_ipc.messages import AdapterRecord, AdapterRef
 
 _NAME = "adapters"
 
@@ -23,12 +23,13 @@ logger = logging.getLogger(__name__)
 
 class AdapterNames(Struct, frozen=True):
     """served: by name. retired: forgotten or replaced, while streams have them. done: operations
-    that were carried out, the latest last.
+    that were carried out, the latest last. records: the last change of each name.
     """
 
     served: tuple[AdapterRef, ...] = ()
     retired: tuple[AdapterRef, ...] = ()
     done: tuple[bytes, ...] = ()
+    records: tuple[AdapterRecord, ...] = ()
 
 
 def read_names(directory: str | None, *, has_predecessor: bool) -> AdapterNames | None:

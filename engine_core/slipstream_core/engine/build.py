@@ -283,14 +283,13 @@ def assemble_core(
         now=time.monotonic(),
     )
     has_predecessor = config.predecessor_ended_s > 0
-    left = read_names(config.runtime_dir, has_predecessor=has_predecessor)
     changes = AdapterChanges(
         adapters,
         (card.name, *card.aliases),
         config.lora,
         info.adapter_store,
         config.runtime_dir,
-        () if left is None else left.done,
+        read_names(config.runtime_dir, has_predecessor=has_predecessor),
         _free_bytes,
     )
     poller.register(changes.fileno(), zmq.POLLIN)

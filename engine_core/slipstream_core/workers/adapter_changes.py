@@ -5,6 +5,10 @@
 - A change is noted in the stack's folder before it is answered, so that it outlives this core. One
   that is asked for again, after the death of a worker or core, is done once.
 - What cannot be loaded changes nothing.
+- A change of a whole fleet comes in two stages. What is read for the first is kept for the second;
+  a core that has it no longer reads it again, and refuses other files. The second is the record of
+  the name from then on, which tells whether another one is later: whoever asks for it again, in
+  whichever order, comes to the same.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
@@ -24,11 +28,14 @@ from slipstream_core.adapters.adapter_error import AdapterError
 from slipstream_core.adapters.names_file import AdapterNames, write_names
 from slipstream_core.config import LoraConfig
 from slipstream_core.step.plan import AdapterStore, LoadedAdapter
-from slipstream_core.workers.adapters import Adapters
+from slipstream_core.workers.adapters import FLEET_LINGER_S, LINGER_S, Adapters
+from slipstream_ipc.adapter_records import RecordTable, is_later
 from slipstream_ipc.messages import (
     MAX_LORA_PATH_CHARS,
     AdapterChange,
     AdapterOutcome,
+    AdapterRecord,
+    ChangeStage,
     ErrorCode,
     Fault,
 )
@@ -38,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_JOBS = 64  # that wait; a worker is told to ask again later beyond that
 _MAX_DONE = 256  # operations that are remembered
+_MAX_PREPARED = 4  # adapters that are read and not asked for yet
+_PREPARED_S = 30.0
 _FIELDS = "lora_name", "lora_path"
 
 
@@ -65,8 +74,8 @@ class DoneChange:
 @dataclass(eq=False)
 class AdapterChanges:
     """The changes of a core's adapters. names: the model's own. directory: the stack's. lora and
-    store are None where there are no adapters. done: operations that the core before carried out.
-    free_bytes: memory that the machine has; None: unknown.
+    store are None where there are no adapters. left: by the core before. free_bytes: memory that
+    the machine has; None: unknown.
     """
 
     adapters: Adapters
@@ -74,16 +83,20 @@ class AdapterChanges:
     lora: LoraConfig | None = None
     store: AdapterStore | None = None
     directory: str | None = None
-    done: Sequence[bytes] = ()
+    left: AdapterNames | None = None
     free_bytes: Callable[[], int | None] = lambda: None
-    _jobs: dict[bytes, _Job] = field(default_factory=dict)  # by operation
+    _jobs: dict[tuple[bytes, ChangeStage], _Job] = field(default_factory=dict)  # by operation
+    # read and checked, by operation, and until when each is kept
+    _prepared: dict[bytes, tuple[LoadedAdapter, float]] = field(default_factory=dict)
     _asked: SimpleQueue[_Job | None] = field(default_factory=SimpleQueue)
     _read: SimpleQueue[_Job] = field(default_factory=SimpleQueue)
     _thread: threading.Thread | None = None
 
     def __post_init__(self) -> None:
         """Open the descriptor."""
-        self._done = deque(self.done, maxlen=_MAX_DONE)
+        left = self.left or AdapterNames()
+        self.records = RecordTable(left.records)
+        self._done = deque(left.done, maxlen=_MAX_DONE)
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
@@ -97,22 +110,26 @@ class AdapterChanges:
 
     def ask(self, worker: bytes, change: AdapterChange) -> AdapterOutcome | None:
         """Make a change, some time later; else the answer, where it is known. Does not block."""
-        if change.operation in self._done:
+        is_done = not change.stage and change.operation in self._done
+        if is_done or (change.stage == "commit" and self._is_made(_record_of(change))):
             return AdapterOutcome(change.number)
-        job = self._jobs.get(change.operation)
+        key = change.operation, change.stage
+        job = self._jobs.get(key)
         if job is not None:
             job.askers[worker] = change.number
             return None
         try:
             self._check_allowed(change)
-            if not self._jobs:  # else it may be right once those are done
+            if not self._jobs and change.stage != "commit":  # else it may be right after those
                 self._check_names(change)
         except AdapterError as error:
             return _refused(change, error)
         if len(self._jobs) >= _MAX_JOBS:
             fault = Fault("overloaded", f"{_MAX_JOBS} changes of adapters are waiting already")
             return AdapterOutcome(change.number, fault)
-        job = self._jobs[change.operation] = _Job(change, {worker: change.number})
+        job = self._jobs[key] = _Job(change, {worker: change.number})
+        if change.stage == "commit":
+            job.adapter, _ = self._prepared.pop(change.operation, (None, 0.0))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="adapters", daemon=True)
             self._thread.start()
@@ -126,11 +143,14 @@ class AdapterChanges:
         with contextlib.suppress(Empty):
             while True:
                 job = self._read.get_nowait()
-                del self._jobs[job.change.operation]
+                del self._jobs[job.change.operation, job.change.stage]
                 yield self._make(job, now)
 
     def beat(self, now: float) -> None:
-        """Drop what no stream has any more. Call it regularly."""
+        """Drop what no stream has any more, or has not been asked for. Call it regularly."""
+        for operation, (_, until) in list(self._prepared.items()):
+            if now >= until:
+                del self._prepared[operation]
         gone = list(self.adapters.drop_unused(now))
         for ref in gone:
             logger.info("the adapter %r of before is dropped: no stream has it", ref.name)
@@ -152,7 +172,7 @@ class AdapterChanges:
         self.store.prepare_thread()
         while (job := self._asked.get()) is not None:
             try:
-                if job.change.path:
+                if job.change.path and job.adapter is None:
                     job.adapter = self.store.read(job.change.path, self.lora.roots)
             except AdapterError as error:
                 job.error = error
@@ -167,20 +187,25 @@ class AdapterChanges:
     def _make(self, job: _Job, now: float) -> DoneChange:
         change = job.change
         try:
-            if job.error is not None:
-                raise job.error
-            self._check_names(change)
-            if job.adapter is not None:
-                num_streams = self._load(change, job.adapter, now)
+            if change.stage == "prepare":
+                return DoneChange(job.askers, self._prepare(job, now))
+            record = _record_of(change)
+            if change.stage == "commit":
+                if self._is_made(record):
+                    return DoneChange(job.askers, AdapterOutcome(0))
+                num_streams = self._commit(job, now)
             else:
-                num_streams = self.adapters.forget(change.name, now)
-            self._done.append(change.operation)
+                num_streams = self._change_alone(job, now)
+                digest = b"" if job.adapter is None else job.adapter.digest
+                record = replace(record, version=self.records.next_version, digest=digest)
+                self._done.append(change.operation)
+            self.records.take(record)
             self._note()
         except AdapterError as error:
             return DoneChange(job.askers, _refused(change, error))
         except OSError as error:  # the next core will not know of it
             logger.error("the adapter %r: cannot be noted: %s", change.name, error)
-        what = "unloaded" if job.adapter is None else f"loaded from {change.path}"
+        what = f"loaded from {change.path}" if change.path else "unloaded"
         logger.info("adapter %r: %s; %d streams of before go on", change.name, what, num_streams)
         warning = "" if job.adapter is None else job.adapter.warning
         if warning:
@@ -188,7 +213,63 @@ class AdapterChanges:
         outcome = AdapterOutcome(0, num_streams=num_streams, warning=warning)
         return DoneChange(job.askers, outcome, has_changed=True)
 
-    def _load(self, change: AdapterChange, adapter: LoadedAdapter, now: float) -> int:
+    def _change_alone(self, job: _Job, now: float) -> int:
+        """Make a change of this stack; returns how many streams go on with what was before."""
+        if job.error is not None:
+            raise job.error
+        self._check_names(job.change)
+        if job.adapter is None:
+            return self.adapters.forget(job.change.name, now)
+        return self._load(job.change, job.adapter, now)
+
+    def _prepare(self, job: _Job, now: float) -> AdapterOutcome:
+        """Check that a change could be made now, and keep what was read. Raises AdapterError."""
+        if job.error is not None:
+            raise job.error
+        change, adapter = job.change, job.adapter
+        self._check_names(change)
+        if adapter is None:
+            return AdapterOutcome(0)
+        self._check_room(change.name, adapter)
+        while len(self._prepared) >= _MAX_PREPARED:
+            del self._prepared[next(iter(self._prepared))]
+        self._prepared[change.operation] = adapter, now + _PREPARED_S
+        return AdapterOutcome(0, warning=adapter.warning, digest=adapter.digest)
+
+    def _commit(self, job: _Job, now: float) -> int:
+        """Make a change of a fleet; returns how many streams go on with what was before."""
+        change, adapter = job.change, job.adapter
+        if change.name in self.names:
+            self._check_names(change)
+        if not change.path:
+            is_served = self.adapters.find(change.name) is not None
+            return self.adapters.forget(change.name, now, FLEET_LINGER_S) if is_served else 0
+        if self.adapters.has(change.name, change.digest):
+            return self.adapters.serve(change.name, change.path, change.digest, now, FLEET_LINGER_S)
+        if job.error is not None:
+            raise job.error
+        assert adapter is not None
+        if adapter.digest != change.digest:
+            raise AdapterError(f"{change.path} has other files than where it was loaded first")
+        return self._load(change, adapter, now, FLEET_LINGER_S)
+
+    def _is_made(self, record: AdapterRecord) -> bool:
+        """True if a change has been made, or a later one of its name."""
+        last = self.records.get(record.name)
+        if last is None or is_later(record, last):
+            return False
+        served = self.adapters.find(record.name)
+        digest = b"" if served is None else served.ref.digest
+        return last != record or digest == record.digest
+
+    def _load(
+        self, change: AdapterChange, adapter: LoadedAdapter, now: float, linger_s: float = LINGER_S
+    ) -> int:
+        self._check_room(change.name, adapter)
+        return self.adapters.put(change.name, change.path, adapter, now, linger_s)
+
+    def _check_room(self, name: str, adapter: LoadedAdapter) -> None:
+        """Raises AdapterError where there is no room for an adapter."""
         assert self.lora is not None
         most = float("inf") if self.lora.gib is None else self.lora.gib * 2**30
         free = self.free_bytes()
@@ -198,11 +279,11 @@ class AdapterChanges:
                 f"{free / 1e6:.1f} MB on this machine",
                 "no_room",
             )
-        self.adapters.check_room(change.name, adapter, most)
-        return self.adapters.put(change.name, change.path, adapter, now)
+        self.adapters.check_room(name, adapter, most)
 
     def _note(self) -> None:
-        names = AdapterNames(self.adapters.served, self.adapters.retired, tuple(self._done))
+        served, retired = self.adapters.served, self.adapters.retired
+        names = AdapterNames(served, retired, tuple(self._done), self.records.all)
         write_names(self.directory, names)
 
     def _check_allowed(self, change: AdapterChange) -> None:
@@ -234,6 +315,10 @@ class AdapterChanges:
             raise AdapterError(
                 f"lora_name: got {name!r}, which is loaded, allowed: other names, or load_inplace"
             )
+
+
+def _record_of(change: AdapterChange) -> AdapterRecord:
+    return AdapterRecord(change.name, change.version, change.operation, change.path, change.digest)
 
 
 def _refused(change: AdapterChange, error: AdapterError) -> AdapterOutcome:

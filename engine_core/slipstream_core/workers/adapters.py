@@ -4,8 +4,9 @@ A version is what lay in a folder when it was read: a name with a digest, at a p
 name is served by one version. A version that is served no longer is retired: streams go on with it,
 and it is dropped with the last of them.
 
-- A retired version is kept for _LINGER_S in any case, unless its room is needed: registrations that
-  workers made before they heard of the change are on their way.
+- A retired version is kept for a while in any case, unless its room is needed: registrations that
+  workers made before they heard of the change are on their way, and in a fleet streams of a
+  replica that is lost.
 - A place is freed once no step that was launched while streams had it is in flight: the device
   reads its factors where they lie.
 """
@@ -20,7 +21,8 @@ from slipstream_core.adapters.adapter_error import AdapterError
 from slipstream_core.step.plan import AdapterStore, LoadedAdapter
 from slipstream_ipc.messages import AdapterRef, Fault, RequestSpec
 
-_LINGER_S = 10.0
+LINGER_S = 10.0
+FLEET_LINGER_S = 600.0
 
 
 @dataclass(eq=False, slots=True)
@@ -30,7 +32,7 @@ class AdapterVersion:
     ref: AdapterRef
     place: int
     num_streams: int = 0  # admitted or pending, until they are over
-    retired_at: float | None = None  # monotonic
+    kept_until: float | None = None  # monotonic; None: it is served
     free_after: int | None = None  # a step: the last that may read the place; None: not looked at
 
 
@@ -58,7 +60,7 @@ class Adapters:
             if place < len(served):
                 self._served[ref.name] = version
             else:
-                version.retired_at = now
+                version.kept_until = now + LINGER_S
         taken = len(self._versions)
         self._free = list(range(max(num_places, taken) - 1, taken - 1, -1))
         self.launched_step = self.collected_step = 0
@@ -71,7 +73,7 @@ class Adapters:
     @property
     def retired(self) -> tuple[AdapterRef, ...]:
         """The versions that are served no longer and not dropped yet."""
-        return tuple([it.ref for it in self._versions.values() if it.retired_at is not None])
+        return tuple([it.ref for it in self._versions.values() if it.kept_until is not None])
 
     def find(self, name: str) -> AdapterVersion | None:
         """The version that a name is served by."""
@@ -117,24 +119,40 @@ class Adapters:
 
     # ---- changes -----------------------------------------------------------------------------
 
-    def put(self, name: str, path: str, adapter: LoadedAdapter, now: float) -> int:
-        """Serve an adapter under a name; returns how many streams go on with what was served under
-        it before, if that is another. Its room has been checked (`check_room`).
+    def has(self, name: str, digest: bytes) -> bool:
+        """True if a version of a name is in memory."""
+        return (name, digest) in self._versions
+
+    def put(
+        self, name: str, path: str, adapter: LoadedAdapter, now: float, linger_s: float = LINGER_S
+    ) -> int:
+        """Serve an adapter under a name. Its room has been checked (`check_room`). The rest is as
+        in `serve`.
         """
         assert self._store is not None
-        ref, before = AdapterRef(name, path, adapter.digest), self._served.get(name)
-        version = self._versions.get((name, adapter.digest))
-        if version is None:
-            version = AdapterVersion(ref, self._free.pop())
+        if not self.has(name, adapter.digest):
+            version = AdapterVersion(AdapterRef(name, path, adapter.digest), self._free.pop())
             self._versions[name, adapter.digest] = version
             self._store.put(version.place, adapter)
-        version.ref, version.retired_at, version.free_after = ref, None, None
-        self._served[name] = version
-        return 0 if before is None or before is version else self._retire(before, now)
+        return self.serve(name, path, adapter.digest, now, linger_s)
 
-    def forget(self, name: str, now: float) -> int:
+    def serve(
+        self, name: str, path: str, digest: bytes, now: float, linger_s: float = LINGER_S
+    ) -> int:
+        """Serve a version that is in memory; returns how many streams go on with what was served
+        under the name before, if that is another. It is kept for `linger_s` without streams.
+        """
+        version, before = self._versions[name, digest], self._served.get(name)
+        version.ref = AdapterRef(name, path, digest)
+        version.kept_until = version.free_after = None
+        self._served[name] = version
+        if before is None or before is version:
+            return 0
+        return _retire(before, now + linger_s)
+
+    def forget(self, name: str, now: float, linger_s: float = LINGER_S) -> int:
         """Serve a name no longer; returns how many streams go on with what it was."""
-        return self._retire(self._served.pop(name), now)
+        return _retire(self._served.pop(name), now + linger_s)
 
     def check_room(self, name: str, adapter: LoadedAdapter, most_bytes: float) -> None:
         """Raises AdapterError without a place, or memory of `most_bytes` in all, for an adapter.
@@ -166,9 +184,7 @@ class Adapters:
     def drop_unused(self, now: float) -> Iterator[AdapterRef]:
         """Drop the retired versions that no stream has and no step reads; now: inf hurries."""
         for key, version in list(self._versions.items()):
-            if version.retired_at is None or version.num_streams:
-                continue
-            if now < version.retired_at + _LINGER_S:
+            if version.kept_until is None or version.num_streams or now < version.kept_until:
                 continue
             if version.free_after is None:
                 version.free_after = self.launched_step
@@ -179,6 +195,7 @@ class Adapters:
                 del self._versions[key]
                 yield version.ref
 
-    def _retire(self, version: AdapterVersion, now: float) -> int:
-        version.retired_at = now
-        return version.num_streams
+
+def _retire(version: AdapterVersion, kept_until: float) -> int:
+    version.kept_until = kept_until
+    return version.num_streams

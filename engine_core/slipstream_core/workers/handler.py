@@ -199,8 +199,12 @@ class WorkerHandler:
                 for worker, sender in self._senders.items():
                     if sender.is_attached:
                         self._unaware.add(worker)
-                        sender.enqueue(ServedAdapters(self._card.adapters, self._num_changes))
+                        sender.enqueue(self._served_adapters())
             self._untold.append((now + _TELLS_WITHIN_S, done))
+
+    def _served_adapters(self) -> ServedAdapters:
+        records = self._changes.records.all
+        return ServedAdapters(self._card.adapters, self._num_changes, records)
 
     def _answer_changes(self, now: float) -> None:
         """Answer changes once all workers and their clients know of them, or some do not say so."""
@@ -358,6 +362,8 @@ class WorkerHandler:
         owned = self._streams.of_worker(session.identity)
         sender.attach(session, [stream.row for stream in owned])
         self._acceptor.welcome(session, self._card)
+        if self._changes.records.all:
+            sender.enqueue(self._served_adapters())
         # streams that were admitted again have the strike in their registration
         before = self._succession
         suspects = tuple(id_ for id_ in before.suspects if self._streams.get(id_) is None)

@@ -22,9 +22,12 @@ from slipstream_ipc.messages.adapters import (
     AdapterChanged,
     AdapterList,
     AdapterOutcome,
+    AdapterRecord,
+    AdapterRecords,
     AreAdaptersKnown,
     ChangeAdapter,
     ChangeFault,
+    ChangeStage,
     KnowsAdapters,
     ServedAdapters,
 )
@@ -151,6 +154,7 @@ from slipstream_ipc.messages.pooling import (
 )
 from slipstream_ipc.messages.replica import (
     ANSWERS_INSPECT,
+    ANSWERS_STAGES,
     ONE_TENANT,
     WANTS_LOAD,
     WANTS_MEMBERS,
@@ -198,6 +202,7 @@ from slipstream_ipc.messages.tokenizer import (
 
 __all__ = [
     "ANSWERS_INSPECT",
+    "ANSWERS_STAGES",
     "CORE_HOP_VERSION",
     "FORMAT_MARK",
     "FRAMED",
@@ -237,6 +242,8 @@ __all__ = [
     "AdapterChanged",
     "AdapterList",
     "AdapterOutcome",
+    "AdapterRecord",
+    "AdapterRecords",
     "AdapterRef",
     "AdmissionRefused",
     "Admit",
@@ -253,6 +260,7 @@ __all__ = [
     "CancelledState",
     "ChangeAdapter",
     "ChangeFault",
+    "ChangeStage",
     "ChatMessage",
     "ChatToolCall",
     "ClientToWorker",

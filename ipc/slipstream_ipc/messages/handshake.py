@@ -37,7 +37,7 @@ class Welcome(Struct, array_like=True, frozen=True, tag=tags.WELCOME):
     replica: Identity = b""  # the stack's name, the same after a restart; empty: it has none
     incarnation: U64 = 0  # another one after each start of the stack
     members: tuple[str, ...] = ()  # addresses of the fleet's replicas, for clients that want them
-    answers: U32 = 0  # what it answers, and as what: ANSWERS_INSPECT, ONE_TENANT
+    answers: U32 = 0  # ANSWERS_INSPECT, ONE_TENANT, ANSWERS_STAGES
 
 
 class Reattach(Struct, array_like=True, frozen=True, tag=tags.REATTACH):

@@ -14,6 +14,7 @@ WANTS_MEMBERS = 2
 # bits of `Welcome.answers`
 ANSWERS_INSPECT = 1
 ONE_TENANT = 2  # the client is one by its key, whatever tenants it names
+ANSWERS_STAGES = 4  # of a ChangeAdapter
 
 ReplicaState = Literal[
     "serving",

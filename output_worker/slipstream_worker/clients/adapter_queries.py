@@ -14,6 +14,7 @@ from slipstream_ipc.messages import (
     AdapterChanged,
     AdapterList,
     AdapterOutcome,
+    AdapterRecords,
     AdapterRef,
     AreAdaptersKnown,
     ChangeAdapter,
@@ -34,6 +35,7 @@ class AdapterQueries:
         self._waiting: dict[int, tuple[bytes, ChangeAdapter]] = {}  # with their clients
         self._num_asked = 0
         self._number = 0  # of the last change
+        self._records: AdapterRecords = ()
         # clients that have not said that they know of it; None: the core is told, or does not ask
         self._unaware: set[bytes] | None = None
 
@@ -54,7 +56,7 @@ class AdapterQueries:
 
     def attached(self) -> None:
         """Another attach to the core begins: ask again."""
-        self._unaware = None
+        self._unaware, self._records = None, ()
         for number, (_, change) in self._waiting.items():
             self._send(number, change)
 
@@ -69,8 +71,15 @@ class AdapterQueries:
                     outcome.why,
                     outcome.num_streams,
                     outcome.warning,
+                    outcome.digest,
                 )
             )
+
+    def welcomed(self, client: bytes, served: tuple[AdapterRef, ...]) -> None:
+        """A client that has been welcomed may want to know what was changed."""
+        port = self._readers.port(client)
+        if self._records and port.session.wants & WANTS_ADAPTERS:
+            port.enqueue(AdapterList(served, self._number, self._records))
 
     def withdraw(self, client: bytes) -> None:
         """Answer a client no more: it asks again, or has left. Its Welcome tells it of changes."""
@@ -79,15 +88,20 @@ class AdapterQueries:
         for number in [number for number, (its, _) in self._waiting.items() if its == client]:
             del self._waiting[number]
 
-    def tell(self, served: tuple[AdapterRef, ...], number: int | None = None) -> None:
+    def tell(
+        self,
+        served: tuple[AdapterRef, ...],
+        number: int | None = None,
+        records: AdapterRecords = (),
+    ) -> None:
         """Tell the clients that want to know what is served from now on. number: of the change, of
         which the core is told when they know; None: it is not waiting.
         """
-        told = set()
+        told, self._records = set(), records
         self._number = self._number if number is None else number
         for port in self._readers.ports:
             if port.session.is_open and port.session.wants & WANTS_ADAPTERS:
-                port.enqueue(AdapterList(served, self._number))
+                port.enqueue(AdapterList(served, self._number, records))
                 told.add(port.session.identity)
         self._unaware = None if number is None else told
 
@@ -108,5 +122,14 @@ class AdapterQueries:
         return self._unaware is not None
 
     def _send(self, number: int, asked: ChangeAdapter) -> None:
-        change = AdapterChange(number, asked.operation, asked.name, asked.path, asked.load_inplace)
+        change = AdapterChange(
+            number,
+            asked.operation,
+            asked.name,
+            asked.path,
+            asked.load_inplace,
+            asked.stage,
+            asked.version,
+            asked.digest,
+        )
         self._core.enqueue(change)

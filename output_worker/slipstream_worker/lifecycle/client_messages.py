@@ -17,6 +17,7 @@ from msgspec import Raw, structs
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
     ANSWERS_INSPECT,
+    ANSWERS_STAGES,
     ONE_TENANT,
     Abort,
     Cancel,
@@ -129,9 +130,12 @@ class ClientMessages:
                     num_workers=config.num_workers,
                     replica=config.replica.encode(),
                     members=config.members,
-                    answers=ANSWERS_INSPECT | (ONE_TENANT if session.public_key else 0),
+                    answers=ANSWERS_INSPECT
+                    | ANSWERS_STAGES
+                    | (ONE_TENANT if session.public_key else 0),
                     incarnation=config.stack_incarnation,
                 )
+                self._adapters.welcomed(session.identity, card.adapters)
                 if config.index == 0:  # which speaks for the stack
                     self._load_notices.welcomed(session)
             case Submit():

@@ -225,7 +225,7 @@ class CoreMessages:
         """Requests find these from now on."""
         if self.card is not None:
             self.card = structs.replace(self.card, adapters=served.adapters)
-        self._adapters.tell(served.adapters, served.number)
+        self._adapters.tell(served.adapters, served.number, served.records)
 
     def _registered(self, message: Registered) -> None:
         """A stream that an earlier worker registered."""

@@ -86,3 +86,10 @@ def test_a_folder_that_a_user_chose_is_the_users_concern(base: Path) -> None:
     base.chmod(0o777)
     with RuntimeDirectory(base / "mine"):
         pass
+
+
+def test_what_a_core_left_for_its_successor_goes_with_the_stack(tmp_path: Path) -> None:
+    with RuntimeDirectory(tmp_path / "run") as made:
+        (made.path / "adapters").touch()
+        (made.path / "core-in-flight").touch()
+    assert not (tmp_path / "run").exists()

@@ -66,11 +66,11 @@ class Served:
 
 
 @contextmanager
-def served(*options: str) -> Iterator[Served]:
+def served(*options: str, model: str = MODEL) -> Iterator[Served]:
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="fleet-") as path:
         folder = Path(path) / "run"
-        command = [sys.executable, "-m", "slipstream.cli.main", "serve", MODEL, "--replicas", "2"]
+        command = [sys.executable, "-m", "slipstream.cli.main", "serve", model, "--replicas", "2"]
         where = ["--runtime-dir", str(folder), "--port", str(port)]
         with started(
             [*command, *where, "--no-spare-worker", *options], stdout=subprocess.PIPE, text=True

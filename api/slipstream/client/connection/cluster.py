@@ -44,6 +44,7 @@ from slipstream_ipc.messages import (
     WANTS_ADAPTERS,
     WANTS_LOAD,
     WANTS_MEMBERS,
+    AdapterRecords,
     Inspect,
     Load,
     Locate,
@@ -444,6 +445,7 @@ class Cluster:
             if why_none is not None:
                 self._fail_callers(why_none)
         self._queries.ask_of_arrived(now)
+        self._queries.adapters.turn(now, _call, is_tick=is_tick)
         if has_changed:
             self._queries.ask_elsewhere(now)
             self._queries.go_on(now)
@@ -497,10 +499,10 @@ class Cluster:
         suspects = None if digests is None else self._router.suspects(member, digests)
         self._members.loaded(member, load, suspects, self._now)
 
-    def adapters_changed(self, member: Member, model: ModelCard) -> None:
+    def adapters_changed(self, member: Member, model: ModelCard, records: AdapterRecords) -> None:
         """The model of a member has other adapters than before."""
         if self.is_fleet:
-            self._members.note_adapters(member, model)
+            self._members.note_adapters(member, model, records)
 
     def refused(self, member: Member, error: Callable[[], SlipstreamError]) -> bool:
         """A member will not do; return True if its streams go elsewhere."""
@@ -603,9 +605,9 @@ class _Watch(SessionObserver):
     def loaded(self, load: Load) -> None:
         self._cluster.loaded(self._member, load)
 
-    def adapters_changed(self, model: ModelCard) -> None:
+    def adapters_changed(self, model: ModelCard, records: AdapterRecords) -> None:
         if self._worker == 0:  # which speaks for the stack
-            self._cluster.adapters_changed(self._member, model)
+            self._cluster.adapters_changed(self._member, model, records)
 
     def refused(self, error: Callable[[], SlipstreamError]) -> bool:
         return self._cluster.refused(self._member, error)

@@ -16,10 +16,10 @@ from math import inf
 from typing import Any
 
 from slipstream.client.connection.combined_answer import AnswerOfAll
+from slipstream.client.connection.fleet_adapters import FleetAdapters
 from slipstream.client.connection.members import Member, Members
 from slipstream.client.connection.queries import PendingQuery, Post, Query
-from slipstream.errors import SlipstreamError, bad_request
-from slipstream_ipc.errors import BadRequest
+from slipstream.errors import SlipstreamError
 from slipstream_ipc.messages import (
     Cancel,
     ChangeAdapter,
@@ -29,7 +29,6 @@ from slipstream_ipc.messages import (
     Recall,
 )
 
-_ONE_STACK = "none through several replicas: name their adapters in --lora-modules"
 _MISSING_S = 2.0  # for a member that is away to come back, where it may know a stream
 
 
@@ -62,6 +61,7 @@ class FleetQueries:
         self._timeout_s = timeout_s
         self._waiting: list[PendingQuery] = []  # about such streams
         self._parts: dict[Future[Any], _AskedMember] = {}  # of those that were asked of several
+        self.adapters = FleetAdapters(members, self._ask_part)
 
     def ask(
         self, query: Query, future: Future[Any], now: float, post: Post, model: str = ""
@@ -70,11 +70,11 @@ class FleetQueries:
         `PendingQueries.ask`. model: whose members may answer, by its name; empty: any.
         """
         members = self._members
-        if isinstance(query, ChangeAdapter):
-            future.set_exception(bad_request(BadRequest("lora_name", query.name, _ONE_STACK)))
-            return
         if self._has_to_wait(query):
             self._waiting.append(PendingQuery(query, future, now, post))
+            return
+        if isinstance(query, ChangeAdapter):
+            self.adapters.begin(PendingQuery(query, future, now, post), query, now)
             return
         if isinstance(query, Cancel | Recall):
             asked_of = members.that_may_answer(now)
@@ -92,6 +92,12 @@ class FleetQueries:
             able[place].ask(query, future, now, post)
         elif future.set_running_or_notify_cancel():
             future.set_exception(members.gone_error(model))
+
+    def _ask_part(
+        self, member: Member, query: Query, future: Future[Any], now: float, post: Post
+    ) -> None:
+        self._parts[future] = _AskedMember(member, future)
+        member.ask(query, future, now, post)
 
     def ask_of_arrived(self, now: float) -> None:
         """Ask what has waited for streams that are at a member now, or over. Call it each turn."""
@@ -127,6 +133,8 @@ class FleetQueries:
     def _has_to_wait(self, query: Query) -> bool:
         if isinstance(query, Cancel):
             return any(self._is_on_its_way(each, query.scope) for each in query.stream_ids)
+        if isinstance(query, ChangeAdapter):
+            return not self._members.attached
         return isinstance(query, Recall) and self._is_on_its_way(query.stream_id, query.scope)
 
     def end_all(self, error: Callable[[], SlipstreamError]) -> None:
@@ -135,13 +143,14 @@ class FleetQueries:
         for each in waiting:
             if each.future.set_running_or_notify_cancel():
                 each.future.set_exception(error())
+        self.adapters.end_all(error)
 
     def ask_elsewhere(self, now: float) -> None:
         """Ask another member what was asked of one that is closed, or not attached, where another
         can answer it.
         """
         for model, each in self._members.take_unasked():
-            if isinstance(each.query, Cancel | Recall):  # of a connection that was closed
+            if isinstance(each.query, Cancel | Recall | ChangeAdapter):  # of one that was closed
                 if each.future.set_running_or_notify_cancel():
                     each.future.set_exception(self._members.gone_error())
             elif isinstance(each.query, Locate | Inspect):  # only that member could have told

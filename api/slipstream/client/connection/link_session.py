@@ -53,6 +53,7 @@ from slipstream_ipc.messages import (
     Accepted,
     AdapterChanged,
     AdapterList,
+    AdapterRecords,
     AttachRefused,
     Cancelled,
     ClientToWorker,
@@ -125,8 +126,8 @@ class SessionObserver:
     def loaded(self, load: Load) -> None:
         """The server has told its load."""
 
-    def adapters_changed(self, model: ModelCard) -> None:
-        """The server's model has other adapters than before."""
+    def adapters_changed(self, model: ModelCard, records: AdapterRecords) -> None:
+        """The server's model has other adapters than before, by these changes."""
 
     def refused(self, error: Callable[[], SlipstreamError]) -> bool:
         """The server refuses the client, or breaks the protocol: whether the streams go elsewhere,
@@ -434,7 +435,7 @@ class ClientSession:
                 case AdapterList():
                     if self.model is not None:
                         self.model = replace(self.model, adapters=body.adapters)
-                        self._observer.adapters_changed(self.model)
+                        self._observer.adapters_changed(self.model, body.records)
                     self._known_change = body.number
                 case AttachRefused() if body.is_leaving and self._absence.outlives_server:
                     self._has_left = True

@@ -38,9 +38,13 @@ from slipstream.client.server_presence import why_absent
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import CarriedStream
 from slipstream.errors import ConnectionLostError, EngineError, SlipstreamError
+from slipstream_ipc.adapter_records import RecordTable
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
     ANSWERS_INSPECT,
+    ANSWERS_STAGES,
+    AdapterRecords,
+    AdapterRef,
     Cancel,
     Embed,
     Fault,
@@ -86,6 +90,10 @@ class Member:
     opens_at: float = inf
     can_locate: bool = False
     can_inspect: bool = False
+    takes_stages: bool = False  # of changes of adapters
+    records: RecordTable = field(default_factory=RecordTable)  # of such, that it has made
+    # names and digests of adapters that it has served: its streams may go on with those
+    versions: set[tuple[str, bytes]] = field(default_factory=set)
     said: Load | None = None
 
     @property
@@ -139,6 +147,11 @@ class Member:
             return ReplicaStatus(self.address, "away", name, self.why_away, model=model)
         condition = "serving" if self.said is None else self.said.state
         return ReplicaStatus(self.address, condition, name, load=self.said, model=model)
+
+    def serve(self, card: ModelCard) -> None:
+        """It serves this from now on."""
+        self.card = card
+        self.versions.update([(each.name, each.digest) for each in card.adapters])
 
     # ---- its workers -------------------------------------------------------------------------
 
@@ -244,6 +257,7 @@ class Members:
         """
         self.models: tuple[ModelCard, ...] = ()
         self._cards: dict[str, ModelCard] = {}  # by name, each one member's
+        self._records: dict[str, RecordTable] = {}  # by model: all that any member has told
         self._address = address
         self._source = source
         self._connect = connect
@@ -317,6 +331,10 @@ class Members:
     def links(self) -> list[ClientSession]:
         """The links to all workers of all members."""
         return [link for each in self._members.values() for link in each.links]
+
+    def records_of(self, model: str) -> RecordTable:
+        """The last changes of a model's adapters, of all that any member has told."""
+        return self._records.setdefault(model, RecordTable())
 
     def take_unasked(self) -> list[tuple[str, PendingQuery]]:
         """The queries of connections that were closed, and of those that are not attached while
@@ -484,16 +502,19 @@ class Members:
             member.load = MemberLoad(name)
         elif member.has_attached and welcome.incarnation != member.incarnation:
             member.load.note_restarted(now)
+            member.versions.clear()
         member.name, member.incarnation = welcome.replica, welcome.incarnation
         member.can_locate = bool(welcome.model.fingerprint)
         member.can_inspect = bool(welcome.answers & ANSWERS_INSPECT)
+        member.takes_stages = bool(welcome.answers & ANSWERS_STAGES)
+        member.records = RecordTable()
         member.has_attached = True
         member.warnings.forget()
         is_other_model = member.card is not None and member.model != welcome.model.name
         if is_other_model:
             taken = member.take_queries(but_of_streams=True)
             self._unasked += _about(member.model, taken)
-        member.card = welcome.model
+        member.serve(welcome.model)
         self._note_models()
         return self._moves.attached(
             member.number,
@@ -503,9 +524,13 @@ class Members:
             model=welcome.model.name,
         )
 
-    def note_adapters(self, member: Member, model: ModelCard) -> None:
-        """A member's model has other adapters than before."""
-        member.card = model
+    def note_adapters(self, member: Member, model: ModelCard, records: AdapterRecords) -> None:
+        """A member's model has other adapters than before, by these changes."""
+        member.records = RecordTable(records)
+        member.serve(model)
+        known = self.records_of(model.name)
+        for each in records:
+            known.take(each)
         self._note_models()
 
     def _note_models(self) -> None:
@@ -526,7 +551,9 @@ class Members:
         }
         if found:
             self._cards = found
-            self.models = tuple(_with_adapters(found[name], cards[name]) for name in found)
+            self.models = tuple(
+                _with_adapters(found[name], cards[name], self.records_of(name)) for name in found
+            )
 
     def _why_refused(self, member: Member, welcome: Welcome) -> str:
         """The reason to refuse a member: it is known at another address. Else empty."""
@@ -567,15 +594,22 @@ def _about(model: str, queries: list[PendingQuery]) -> list[tuple[str, PendingQu
     return [(model, each) for each in queries]
 
 
-def _with_adapters(card: ModelCard, cards: Sequence[ModelCard]) -> ModelCard:
-    """The card with the adapters that only others have."""
+def _with_adapters(card: ModelCard, cards: Sequence[ModelCard], records: RecordTable) -> ModelCard:
+    """The card with the adapters of all, but for those that are served no longer; each as its last
+    change has made it.
+    """
     found = {each.name: each for each in card.adapters}
     for other in cards:
         for each in other.adapters:
             found.setdefault(each.name, each)
-    return (
-        replace(card, adapters=tuple(found.values())) if len(found) > len(card.adapters) else card
-    )
+    for name in list(found):
+        record = records.get(name)
+        if record is not None and record.path:
+            found[name] = AdapterRef(name, record.path, record.digest)
+        elif record is not None:
+            del found[name]
+    adapters = tuple(found.values())
+    return card if adapters == card.adapters else replace(card, adapters=adapters)
 
 
 def _is_away(member: Member) -> bool:

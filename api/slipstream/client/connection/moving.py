@@ -121,15 +121,17 @@ class StreamRouter:
         return numbers[best.member]
 
     def _with_adapter(self, state: StreamState, numbers: Sequence[int]) -> Sequence[int]:
-        """Return the members that serve the stream's adapter, with its files if any does; all of
-        them where none does, as one of them says so.
+        """Return the members that serve the stream's adapter, with its files if any does, or did;
+        all of them where none serves it, as one of them says so.
         """
         submit = state.resubmittable
         if submit is None or not submit.adapter:
             return numbers
+        version = submit.adapter, submit.adapter_digest
         its = [self._adapter_at(number, submit.adapter) for number in numbers]
         for fits in (
             [each is not None and each.digest == submit.adapter_digest for each in its],
+            [version in self._members[number].versions for number in numbers],
             [each is not None for each in its],
         ):
             if any(fits):

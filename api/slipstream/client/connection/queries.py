@@ -107,13 +107,13 @@ class PendingQueries:
                 self._add(self._asked.pop(number))
 
     def take_all(self, *, but_of_streams: bool = False) -> list[PendingQuery]:
-        """Remove and return all queries, to be asked elsewhere. but_of_streams: leave those about
-        streams, which only this server can answer.
+        """Remove and return all queries, to be asked elsewhere. but_of_streams: leave those that
+        only this server can answer: about streams, and changes of its adapters.
         """
         taken = [
             number
             for number, asked in self._asked.items()
-            if not (but_of_streams and isinstance(asked.query, Cancel | Recall))
+            if not (but_of_streams and isinstance(asked.query, Cancel | Recall | ChangeAdapter))
         ]
         for number in taken:
             self.due.pop(number, None)
