@@ -8,9 +8,11 @@ happens in an engine is put into `EngineCore.plan`: preemptions, several tokens,
 from __future__ import annotations
 
 import enum
+import json
 import sys
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -57,6 +59,7 @@ class Request:
     salt: str | None
     priority: int
     outputs: list[int] = field(default_factory=list)
+    lora: int = 0  # the number of its adapter; 0: none
     num_computed: int = 0
     was_preempted: bool = False
     is_new: bool = True
@@ -69,8 +72,17 @@ class Request:
         tokens, params = self.prompt + self.outputs, self.params
         seed = params.seed or 0
         mixed = 31 * tokens[-1] + 7 * len(tokens) + 101 * len(self.prompt) + 13 * (seed % 997)
-        mixed += int(17 * params.frequency_penalty) * sum(self.outputs)
+        mixed += int(17 * params.frequency_penalty) * sum(self.outputs) + 41 * self.lora
         return 5 + mixed % (vocab_size - 5)
+
+
+@dataclass
+class LoRARequest:
+    """As vLLM's."""
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str = ""
 
 
 class _Scheduler:
@@ -128,15 +140,35 @@ class EngineCore:
         self.plan: deque[Any] = deque()
         self.batches: list[list[str]] = []  # ids of each step
         self.began: list[Request] = []
+        self.loras: dict[int, LoRARequest] = {}
         self.step_fn = self.step
         self.scheduler = _Scheduler(self)
         type(self).latest = self
 
     def preprocess_add_request(self, made: Any) -> tuple[Request, int]:
-        prompt = list(made.prompt_token_ids)
-        return Request(
+        prompt, lora = list(made.prompt_token_ids), made.lora_request
+        assert lora is None or self.loras[lora.lora_int_id] is lora
+        request = Request(
             made.request_id, prompt, made.sampling_params, made.cache_salt, made.priority
-        ), 0
+        )
+        request.lora = 0 if lora is None else self.content_of(lora)
+        return request, 0
+
+    def content_of(self, lora: LoRARequest) -> int:
+        """What an adapter changes: a number for its folder's configuration."""
+        config = json.loads((Path(lora.lora_path) / "adapter_config.json").read_text())
+        return int(config["lora_alpha"])
+
+    def add_lora(self, lora: LoRARequest) -> bool:
+        assert self.vllm_config.lora_config.enable_lora
+        assert lora.lora_int_id not in self.loras, "a number is used once"
+        if self.content_of(lora) > 100:
+            raise ValueError("LoRA rank 101 is greater than max_lora_rank 16.\nand more lines")
+        self.loras[lora.lora_int_id] = lora
+        return True
+
+    def remove_lora(self, lora_id: int) -> bool:
+        return self.loras.pop(lora_id, None) is not None
 
     def add_request(self, request: Request, _wave: int) -> None:
         assert request.id not in {each.id for each in self.began}, "an id is used once"
@@ -258,6 +290,10 @@ class EngineArgs:
     async_scheduling: bool | None = None
     worker_extension_cls: str = ""
     kv_cache_memory_bytes: int | None = None
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
     speculative_config: Any = None
     vocab_size: int = 997  # of this module alone
 
@@ -279,6 +315,7 @@ class EngineArgs:
             ),
             speculative_config=None if drafts is None else SimpleNamespace(**drafts),
             structured_outputs_config=None,
+            lora_config=self,
         )
 
 
@@ -290,6 +327,8 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str = VERSION) -> None:
         "vllm.version": {"__version__": version},
         "vllm.engine": {},
         "vllm.engine.arg_utils": {"EngineArgs": EngineArgs},
+        "vllm.lora": {},
+        "vllm.lora.request": {"LoRARequest": LoRARequest},
         "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: True)},
         "vllm.usage": {},
         "vllm.usage.usage_lib": {"UsageContext": context},

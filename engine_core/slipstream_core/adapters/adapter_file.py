@@ -125,10 +125,7 @@ def read_adapter(
     except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         said = str(error).partition("\n")[0][:200]
         raise AdapterError(f"{TENSORS}: cannot be read: {said}") from None
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for each in (config_bytes, tensor_bytes):
-        digest.update(len(each).to_bytes(8, "little"))
-        digest.update(each)  # apart, as a sum of both would be a copy that holds the GIL
+    digest = _digest_of(config_bytes, tensor_bytes)
     weights = {found[1]: key for key in tensors if (found := _BASE.fullmatch(key))}
     of_base = {layer: tensors.pop(key) for layer, key in weights.items()}
     pairs = _pairs(tensors)
@@ -141,7 +138,27 @@ def read_adapter(
     for layer, weight in of_base.items():
         _check_weight(layer, weight, sites.get(layer) if layer in factors else None)
     warning = "" if vocab_size is None else _unused(folder, vocab_size, roots)
-    return Adapter(digest.digest(), factors, warning)
+    return Adapter(digest, factors, warning)
+
+
+def read_digest(folder: Path, most_bytes: int, roots: Roots | None = None) -> tuple[bytes, int]:
+    """The digest of the files in `folder`, as an `Adapter` has it, and the size of that of tensors,
+    which is at most `most_bytes`. Fields that are refused of any adapter are refused here too.
+
+    Raises AdapterError.
+    """
+    config = _read(folder, CONFIG, _MAX_CONFIG_BYTES, roots=roots)
+    _checked_config(config)
+    tensors = _read(folder, TENSORS, most_bytes, roots=roots)
+    return _digest_of(config, tensors), len(tensors)
+
+
+def _digest_of(*files: bytes) -> bytes:
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for each in files:
+        digest.update(len(each).to_bytes(8, "little"))
+        digest.update(each)  # apart, as a sum of both would be a copy that holds the GIL
+    return digest.digest()
 
 
 def _tensors(data: bytes) -> dict[str, torch.Tensor]:

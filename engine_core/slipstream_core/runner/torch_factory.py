@@ -10,11 +10,10 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 
-import msgspec
 import torch
 
 from slipstream_core.adapters.adapter_file import TENSORS
-from slipstream_core.adapters.names_file import read_names
+from slipstream_core.adapters.first_adapters import as_left
 from slipstream_core.attention.cache_formats import CACHE_FORMATS
 from slipstream_core.config import CoreConfig, LoraConfig
 from slipstream_core.kernels.card.triton_support import unready
@@ -100,7 +99,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         if is_able and not native:
             logger.warning("torch's operators compute: another rank cannot compile kernels")
     kernel_config = KernelConfig(native, config.attention_backend, threads=threads)
-    lora = None if config.lora is None else _as_left(config, config.lora)
+    lora = None if config.lora is None else as_left(config, config.lora)
     make = partial(
         TorchRunner,
         model,
@@ -162,16 +161,6 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         if getattr(error, "errno", 0) == errno.ENOMEM or "can't allocate memory" in str(error):
             raise no_room(model, config, num_blocks, states) from error
         raise
-
-
-def _as_left(config: CoreConfig, lora: LoraConfig) -> LoraConfig:
-    """The adapters that the core before served last, where there was one that changed them."""
-    has_predecessor = config.predecessor_ended_s > 0
-    names = read_names(config.runtime_dir, has_predecessor=has_predecessor)
-    if names is None:
-        return lora
-    modules = tuple([(each.name, each.path) for each in names.served])
-    return msgspec.structs.replace(lora, modules=modules, retired=names.retired)
 
 
 def bytes_of_adapters(lora: LoraConfig) -> int:

@@ -29,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream_core.adapters.adapter_error import AdapterError
 from slipstream_core.adapters.adapter_store import FolderAdapters
 from slipstream_core.adapters.adapter_table import AdapterTable
+from slipstream_core.adapters.first_adapters import read_first
 from slipstream_core.adapters.sites import Site, why_no_site
 from slipstream_core.attention import kv_cache
 from slipstream_core.attention.backend_choice import (
@@ -75,7 +75,6 @@ from slipstream_core.step.drafts import unfold
 from slipstream_core.step.plan import ModelInfo, StepFailed, StepPlan, StepResult
 from slipstream_core.step.staging import CardCopies, Copies, Staging, to_device
 from slipstream_ipc.arrays import Int32s, Int64s
-from slipstream_ipc.messages import AdapterRef
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 
 logger = logging.getLogger(__name__)
@@ -290,35 +289,9 @@ class TorchRunner:
             partial(why_no_site, model.module),
             model.vocab_size,
         )
-        served: list[AdapterRef] = []
-        for name, path in lora.modules:
-            try:
-                adapter = store.read(path)
-            except AdapterError as error:
-                if not is_left_out:
-                    raise ModelLoadError(model.name, f"the adapter {name!r}: {error}") from None
-                logger.error("the adapter %r is not served any more: %s", name, error)
-                continue
-            store.put(len(served), adapter)
-            served.append(AdapterRef(name, path, adapter.digest))
-            logger.info("adapter %r: %.1f MB", name, adapter.num_bytes / 1e6)
-            if adapter.warning:
-                logger.warning("adapter %r: %s", name, adapter.warning)
-        retired: list[AdapterRef] = []
-        for ref in lora.retired:
-            try:
-                adapter = store.read(ref.path)
-            except AdapterError as error:
-                logger.error("the adapter %r of before: %s", ref.name, error)
-                continue
-            if adapter.digest == ref.digest and ref not in served:
-                store.put(len(served) + len(retired), adapter)
-                retired.append(ref)
+        served, retired = read_first(model.name, store, lora, is_left_out=is_left_out)
         self.info = replace(
-            self.info,
-            adapters=tuple(served),
-            retired_adapters=tuple(retired),
-            adapter_store=store,
+            self.info, adapters=served, retired_adapters=retired, adapter_store=store
         )
 
     def _prepare_thread(self) -> None:

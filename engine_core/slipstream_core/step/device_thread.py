@@ -5,7 +5,7 @@ so the engine's thread goes on scheduling while a step runs.
 
 - Each job has one result, or the exception it raised; they come out in submission order.
 - The descriptor counts finished jobs not yet collected, so it can be polled beside sockets.
-- submit, collect and close are called from one thread, the engine's.
+- submit, collect and close are called from one thread, the engine's; `call` from any.
 """
 
 from __future__ import annotations
@@ -13,10 +13,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+class _Called:
+    """The outcome of a job that is not collected."""
 
 
 class JobThread(Generic[T]):
@@ -75,12 +80,34 @@ class DeviceThread(Generic[T]):
         self._results: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
         self._num_pending = 0  # submitted but not yet collected
         self._finished_fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
+        self._called: set[Future[Any]] = set()  # outcomes that have not come
         self._thread: JobThread[T] = JobThread(name, prepare, self._finished)
 
     def submit(self, job: Callable[[], T]) -> None:
         """Enqueue a job; returns at once."""
         self._thread.submit(job)
         self._num_pending += 1
+
+    def call(self, job: Callable[[], Any]) -> Future[Any]:
+        """Run a job between those that are collected; returns its outcome. Cancelled where the
+        thread has stopped.
+        """
+        future: Future[Any] = Future()
+
+        def run() -> Any:
+            try:
+                future.set_result(job())
+            except BaseException as error:
+                future.set_exception(error)
+            return _Called()
+
+        self._called.add(future)
+        future.add_done_callback(self._called.discard)
+        if self._thread.is_closing:
+            future.cancel()
+        else:
+            self._thread.submit(run)
+        return future
 
     def collect(self) -> T:
         """Wait for the oldest job and return its result; raises what it raised."""
@@ -104,8 +131,12 @@ class DeviceThread(Generic[T]):
         """Let the running job end, drop queued ones, stop the thread. Idempotent."""
         if not self._thread.is_closing:
             self._thread.close()
+            for each in list(self._called):
+                each.cancel()
             os.close(self._finished_fd)
 
     def _finished(self, result: T | None, error: BaseException | None) -> None:
+        if isinstance(result, _Called):
+            return
         self._results.put((result, error))
         os.eventfd_write(self._finished_fd, 1)

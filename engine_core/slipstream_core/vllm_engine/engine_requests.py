@@ -26,9 +26,13 @@ _SEED_INSTEAD = 2**62 + 1
 
 
 def engine_request(
-    request: NewRequest, request_id: str, prompt_ids: list[int], outputs: list[int]
+    request: NewRequest,
+    request_id: str,
+    prompt_ids: list[int],
+    outputs: list[int],
+    lora_request: Any = None,
 ) -> Any:
-    """The `EngineCoreRequest`. outputs: sampled before."""
+    """The `EngineCoreRequest`. outputs: sampled before. lora_request: vLLM's."""
     from vllm.v1.engine import EngineCoreRequest
 
     params = vllm_params(
@@ -48,7 +52,7 @@ def engine_request(
         sampling_params=params,
         pooling_params=None,
         arrival_time=time.time(),
-        lora_request=None,
+        lora_request=lora_request,
         # only requests with an equal one share cached blocks
         cache_salt=request.prefix_root.hex() or None,
         data_parallel_rank=None,

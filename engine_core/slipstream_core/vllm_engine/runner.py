@@ -11,14 +11,17 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
-from slipstream_core.config import CoreConfig
+from slipstream_core.adapters.first_adapters import as_left, read_first
+from slipstream_core.config import CoreConfig, LoraConfig
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.step.awaited_masks import AwaitedMasks
 from slipstream_core.step.device_thread import DeviceThread
 from slipstream_core.step.plan import ModelInfo, StepFailed, StepResult
 from slipstream_core.vllm_engine import settings
+from slipstream_core.vllm_engine.adapters import VllmAdapters
 from slipstream_core.vllm_engine.engine_requests import Objections
 from slipstream_core.vllm_engine.masks import grammar_output
 from slipstream_core.vllm_engine.resume import begin
@@ -27,7 +30,6 @@ from slipstream_ipc.arrays import Int32s
 from slipstream_ipc.messages import SamplingDefaults
 
 logger = logging.getLogger(__name__)
-
 
 # how long vLLM's thread may hold the GIL while the loop's wants it, in seconds; by default 5 ms
 _SWITCH_S = 0.0002
@@ -57,6 +59,7 @@ class VllmRunner:
         self._model_output: Any = None
         self._wrap(core.scheduler)
         self._thread: DeviceThread[StepResult] = DeviceThread("vllm", lambda: None)
+        self.adapters = VllmAdapters(core, self._thread.call)
 
     @property
     def num_free_blocks(self) -> int:
@@ -66,6 +69,15 @@ class VllmRunner:
     def abort(self, request_id: str) -> None:
         """Abort a request at the start of the next turn."""
         self._aborted.append(request_id)
+
+    def load_adapters(self, lora: LoraConfig, *, is_left_out: bool) -> None:
+        """Let vLLM read all adapters. Raises ModelLoadError for one that it cannot have, unless
+        those are left out.
+        """
+        served, retired = read_first(self.info.name, self.adapters, lora, is_left_out=is_left_out)
+        self.info = replace(
+            self.info, adapters=served, retired_adapters=retired, adapter_store=self.adapters
+        )
 
     def launch(self, plan: VllmTurn) -> None:
         """Queue a turn."""
@@ -168,7 +180,16 @@ def load(config: CoreConfig) -> VllmRunner:
         "on" if vllm_config.scheduler_config.async_scheduling else "off",
         2 if getattr(vllm_config, "use_v2_model_runner", False) else 1,
     )
-    return VllmRunner(core, _info(config, vllm_config, version), version)
+    runner = VllmRunner(core, _info(config, vllm_config, version), version)
+    if config.lora is not None:
+        try:
+            runner.load_adapters(
+                as_left(config, config.lora), is_left_out=config.predecessor_ended_s > 0
+            )
+        except ModelLoadError:
+            runner.close()
+            raise
+    return runner
 
 
 def _info(config: CoreConfig, vllm_config: Any, version: str) -> ModelInfo:

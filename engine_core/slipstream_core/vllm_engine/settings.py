@@ -9,6 +9,7 @@ from typing import Any
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.load_error import ModelLoadError, brief
+from slipstream_core.vllm_engine.adapters import engine_args_of
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.telemetry.logs import log_level
 
@@ -103,6 +104,8 @@ def engine_args(config: CoreConfig, *, is_cpu: bool) -> dict[str, Any]:
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         if name not in config.card_defaults:
             args[name] = getattr(config, name)
+    if config.lora is not None:
+        args |= engine_args_of(config.lora)
     if is_cpu:
         args["kv_cache_memory_bytes"] = int(config.kv_cache_gib * 2**30)
     return args | config.engine_args

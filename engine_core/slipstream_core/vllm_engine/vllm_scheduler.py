@@ -129,8 +129,13 @@ class VllmScheduler:
         return self._runner.num_preemptions
 
     def adapters_in_use(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Return nothing: this engine's requests have none."""
-        return {}, {}
+        """Numbers of requests by the place of their adapter: those that vLLM has, and others."""
+        found: tuple[dict[int, int], dict[int, int]] = {}, {}
+        for row, request in self._requests.items():
+            if request.adapter >= 0:
+                nums = found[row not in self._id_of]
+                nums[request.adapter] = nums.get(request.adapter, 0) + 1
+        return found
 
     def eviction_age(self, now: float) -> None:
         """Unknown of vLLM's cache."""
@@ -297,7 +302,11 @@ class VllmScheduler:
             self._masked[row] = request_id
         self._version += 1
         return engine_request(
-            request, request_id, ids[: request.prompt_len], ids[request.prompt_len :]
+            request,
+            request_id,
+            ids[: request.prompt_len],
+            ids[request.prompt_len :],
+            self._runner.adapters.request_at(request.adapter),
         )
 
     def _suspect_alone(self) -> list[object]:

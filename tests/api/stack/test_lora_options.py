@@ -115,7 +115,6 @@ def test_those_that_may_be_loaded_later(tmp_path: Path) -> None:
             "got 1, allowed: at least 2, the adapters of lora_modules",
         ),
         ({"enable_lora": True, "max_lora_rank": 513}, "max_lora_rank", "got 513"),
-        ({"enable_lora": True, "engine": "vllm"}, "enable_lora", "false with engine=vllm"),
         (
             {"enable_lora": True, "tensor_parallel_size": 2},
             "enable_lora",

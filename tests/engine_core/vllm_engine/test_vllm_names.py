@@ -32,6 +32,7 @@ MEMBERS = {
         "EngineCoreOutputs": "outputs",
         "FinishReason": "STOP LENGTH ABORT ERROR",
     },
+    "lora/request.py": {"LoRARequest": "lora_name lora_int_id lora_path"},
     "v1/outputs.py": {
         "ModelRunnerOutput": "req_id_to_index logprobs",
         "LogprobsLists": """
@@ -83,6 +84,8 @@ SIGNATURES = {
         "EngineCore.add_request": "request request_wave",
         "EngineCore.abort_requests": "request_ids",
         "EngineCore.post_step": "model_executed",
+        "EngineCore.add_lora": "lora_request",
+        "EngineCore.remove_lora": "lora_id",
     },
     "v1/core/sched/scheduler.py": {
         "Scheduler.update_from_output": "scheduler_output model_runner_output",

@@ -97,8 +97,9 @@ def _roots(settings: StackSettings, modules: Iterable[str]) -> list[str]:
 
 def _check_place(settings: StackSettings, model: str) -> None:
     """Refuse adapters where they are not computed. Raises: BadRequestError."""
+    if settings.engine == VLLM:  # which says itself what it computes
+        return
     for is_so, where in (
-        (settings.engine == VLLM, "engine=vllm"),
         (settings.tensor_parallel_size > 1, "tensor_parallel_size > 1"),
         (settings.device == "cuda", "device=cuda"),
         (not settings.native, "native=false"),

@@ -54,8 +54,8 @@ _DENIED = {
         disable_log_stats scheduler_cls scheduling_policy worker_extension_cls""",
     "nothing: only text is generated": "convert pooler_config runner task",
     "nothing: it is not supported yet with this engine": """
-        ec_transfer_config enable_lora enable_prompt_embeds enable_return_routed_experts
-        kv_transfer_config lora_modules return_sampling_mask""",
+        ec_transfer_config enable_prompt_embeds enable_return_routed_experts
+        kv_transfer_config return_sampling_mask""",
     "nothing: log-probabilities are the model's own": "logprobs_mode",
     "nothing: the output worker has the tokenizer": "skip_tokenizer_init",
 }
@@ -74,12 +74,15 @@ NAMED_HERE = {
     for name in (
         "dtype",
         "download_dir",
+        "enable_lora",
         "enable_prefix_caching",
         "enforce_eager",
         "generation_config",
         "gpu_memory_utilization",
         "hf_overrides",
+        "lora_modules",
         "max_logprobs",
+        "max_lora_rank",
         "max_model_len",
         "max_num_batched_tokens",
         "max_num_seqs",
