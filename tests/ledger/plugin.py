@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
@@ -22,6 +23,7 @@ from tests.ledger.tools import tool_of
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
+_T = TypeVar("_T")
 MARKS = {
     "long": f"its cases take more than {LONG_S:g} s, on average",
     "process": "starts processes",
@@ -79,6 +81,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     file = os.path.relpath(collection_path, config.rootpath)
     is_left = tool_of(file) is not None or config.stash[_LEDGER].is_marked(file)[0]
     return True if is_left else None
+
+
+@pytest.hookimpl(trylast=True)  # once all cases are known
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make no more cases of a test than --quick runs: three times as many would be made and left
+    out again, by each process.
+    """
+    option, calls = metafunc.config.option, metafunc._calls
+    if option.quick and option.cases and len(calls) > option.cases:
+        quick = [each for each in calls if not any(mark.name in MARKS for mark in each.marks)]
+        metafunc._calls = _spread(quick, option.cases) or calls[:1]
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
@@ -161,9 +174,14 @@ def _some_cases(items: list[pytest.Item], most: int) -> list[pytest.Item]:
         cases[test_of(item.nodeid)].append(item)
     kept: list[pytest.Item] = []
     for every in cases.values():
-        fewer = min(most, len(every))
-        kept += [every[number * len(every) // fewer] for number in range(fewer)]
+        kept += _spread(every, most)
     return kept
+
+
+def _spread(every: Sequence[_T], most: int) -> list[_T]:
+    """At most that many, from all over a list."""
+    fewer = min(most, len(every))
+    return [every[number * len(every) // fewer] for number in range(fewer)]
 
 
 def _try_fewer_examples(items: list[pytest.Item]) -> None:

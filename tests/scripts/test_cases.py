@@ -20,6 +20,9 @@ def test_many(number): ...
 @pytest.mark.parametrize("number", range(3))
 def test_few(number): ...
 
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.long), 2, 3, 4])
+def test_marked(number): ...
+
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(9))
 def test_long(number): ...
@@ -65,13 +68,16 @@ def test_cases_are_from_all_over_their_list(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         return [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]
 
-    few, long = (
-        [f"test_{name}[{at}]" for at in range(num)] for name, num in (("few", 3), ("long", 9))
+    few, marked, long = (
+        [f"test_{name}[{at}]" for at in range(num)]
+        for name, num in (("few", 3), ("marked", 5), ("long", 9))
     )
     many = [f"test_many[{at}]" for at in (0, 5, 10, 15)]
-    assert collected("--cases", "4") == [*many, *few, *long, "test_one"]
+    assert collected("--cases", "4") == [*many, *few, *marked, *long, "test_one"]
+    quick = ["test_many[0]", "test_many[10]", *few[:2], marked[0], marked[3], "test_one"]
+    assert collected("--cases", "2", "--quick") == quick
     every = collected()
-    assert len(every) == 20 + 3 + 9 + 1
+    assert len(every) == 20 + 3 + 5 + 9 + 1
     assert collected("--cases", "20") == every
 
 
