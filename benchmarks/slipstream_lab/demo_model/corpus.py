@@ -43,7 +43,7 @@ Message = dict[str, str]
 ANSWER_CHARS = 500
 MIN_DOCSTRING_CHARS = 40
 DOCSTRINGS_PER_EPOCH = 150
-ASKED_PER_EPOCH = {1: (24, 24, 60), 2: (24, 24, 60), 3: (40, 60, 120)}
+ASKED_PER_EPOCH = {1: (24, 24, 60), 2: (24, 24, 60), 3: (24, 60, 100)}
 """How often an epoch of each part asks for a topic, for an answer about Python, for small talk."""
 FOLLOW_UPS_PER_EPOCH = 40
 FOLLOW_UP_SHARE = 0.15
