@@ -1,6 +1,8 @@
 """The bundled demo model: it loads offline, keeps its size, and writes readable words."""
 
+import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -334,6 +336,9 @@ def test_the_third_part_holds_its_rate_and_then_cools() -> None:
     assert rates[99:1500] == [1.0] * 1401
     assert rates[1500:] == sorted(rates[1500:], reverse=True)
     assert rates[-1] == 0.0
+    few = [late_cooling(step, 600) for step in range(1, 601)]
+    assert few[99:300] == [1.0] * 201
+    assert few[-1] == 0.0
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (5, 9), (9, 5)])
@@ -348,6 +353,31 @@ def test_an_update_is_orthogonal_by_the_polynomial_of_its_singular_values(
         values = a * values + b * values**3 + c * values**5
     expected = left @ torch.diag(values) @ right
     assert torch.allclose(orthogonal(gradient, coefficients, 5, 1e-7), expected)
+
+
+def test_processes_of_one_training_share_their_gradients() -> None:
+    code = (
+        "import os, torch, torch.distributed as distributed\n"
+        "from slipstream_lab.demo_model.train import average_gradients\n"
+        "distributed.init_process_group('gloo')\n"
+        "model = torch.nn.Linear(2, 3)\n"
+        "(model(torch.ones(1, 2)).sum() * (1 + int(os.environ['RANK']))).backward()\n"
+        "average_gradients(model)\n"
+        "print(*{value for each in model.parameters() for value in each.grad.flatten().tolist()})\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, **shared, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["1.5"] * 2
 
 
 def test_the_loss_is_the_models_own_over_the_tokens_that_count(model: Any) -> None:
@@ -371,7 +401,7 @@ def test_a_name_belongs_to_one_topic() -> None:
     assert not {"clas", "pas", "i", "a"} & set(names)  # no singulars of keywords
 
 
-@pytest.mark.parametrize("part", [1, 2, 3])
+@pytest.mark.parametrize("part", [1, 2, 3, 4])
 def test_tests_ask_as_training_never_does(part: int) -> None:
     topics, others = corpus.topic_entries(), corpus.docstrings()[:50]
     _, chats = corpus.epoch(topics, others, Random(3), part=part)
@@ -403,7 +433,7 @@ def test_training_asks_no_question_of_a_test_about_python() -> None:
     asked = {
         questions.plain(questions.ask(each, random, part=part))
         for each in (*PYTHON_ANSWERS, *SMALL_TALK)
-        for part in (1, 2, 3, 3)
+        for part in (1, 2, 3, 4)
         for _ in range(50)
     }
     assert len(asked) > 10_000

@@ -23,7 +23,13 @@ from pathlib import Path
 from pydoc_data.topics import topics as TOPICS  # noqa: N812  (a constant)
 from random import Random
 
-from slipstream_lab.demo_model.questions import FOLLOW_UP, PYTHON_ANSWERS, SMALL_TALK, ask
+from slipstream_lab.demo_model.questions import (
+    EVERYDAY_ANSWERS,
+    FIRST_ANSWERS,
+    FOLLOW_UP,
+    SMALL_TALK,
+    ask,
+)
 
 __all__ = [
     "TEST_QUESTIONS",
@@ -43,8 +49,14 @@ Message = dict[str, str]
 ANSWER_CHARS = 500
 MIN_DOCSTRING_CHARS = 40
 DOCSTRINGS_PER_EPOCH = 150
-ASKED_PER_EPOCH = {1: (24, 24, 60), 2: (24, 24, 60), 3: (24, 60, 100)}
-"""How often an epoch of each part asks for a topic, for an answer about Python, for small talk."""
+ASKED_PER_EPOCH = {
+    1: (24, 24, 24, 60),
+    2: (24, 24, 24, 60),
+    3: (40, 60, 60, 120),
+    4: (14, 30, 60, 60),
+}
+"""How often an epoch of each part asks for a topic, for one of the first answers about Python and
+for one of those of every day, for small talk."""
 FOLLOW_UPS_PER_EPOCH = 40
 FOLLOW_UP_SHARE = 0.15
 """How many conversations end with a question that refers to the turn before."""
@@ -260,12 +272,13 @@ def epoch(
 ) -> tuple[list[str], list[list[Message]]]:
     """The documents and conversations of one epoch, in random words and order.
 
-    Each of the three parts of training has further wordings; the third asks more.
+    Each of the first three parts of training has further wordings; the third asks more, the fourth
+    most for the answers of every day.
 
     Each topic occurs once as a document and in several questions, each answer of
     `questions` in several; of the other entries some are documents.
     """
-    num_topic, num_python, num_small_talk = ASKED_PER_EPOCH[part]
+    num_topic, num_first, num_everyday, num_small_talk = ASKED_PER_EPOCH[part]
     told = rng.sample(others, min(DOCSTRINGS_PER_EPOCH, len(others)))
     turns = [
         (
@@ -275,7 +288,8 @@ def epoch(
         for entry in topics * num_topic
     ]
     answers = [
-        *PYTHON_ANSWERS * num_python,
+        *FIRST_ANSWERS * num_first,
+        *EVERYDAY_ANSWERS * num_everyday,
         *SMALL_TALK * num_small_talk,
         *[FOLLOW_UP] * FOLLOW_UPS_PER_EPOCH,
     ]

@@ -1,6 +1,7 @@
 """Questions as people type them, each with the answer that the demo model is to give.
 
-Two files hold them: `python_questions.txt` (common questions about Python) and `small_talk.txt`
+Three files hold them: `python_questions.txt` (common questions about Python),
+`everyday_questions.txt` (those that the fourth part of training adds) and `small_talk.txt`
 (greetings, and what the model cannot do). A block of either is one answer; the first character of
 each further line says what the line holds, its items are separated by ` ; `:
 
@@ -8,7 +9,7 @@ each further line says what the line holds, its items are separated by ` ; `:
     -  tasks, which complete "How do I ...?"
     *  names, which complete "What about ...?"
     ?  whole questions
-    +  #  >  further tasks, names and whole questions, of the third part of training
+    +  #  >  further tasks, names and whole questions, from the third part of training on
     !  questions of the tests: fixed before the model was trained, and never part of its training
     @  NAME: the words that {NAME} stands for in a question
 """
@@ -19,6 +20,8 @@ from pathlib import Path
 from random import Random
 
 __all__ = [
+    "EVERYDAY_ANSWERS",
+    "FIRST_ANSWERS",
     "FOLLOW_UP",
     "PYTHON_ANSWERS",
     "SMALL_TALK",
@@ -67,9 +70,11 @@ def _read(path: Path) -> tuple[tuple[KnownAnswer, ...], dict[str, tuple[str, ...
 
 
 _HERE = Path(__file__).parent
-PYTHON_ANSWERS, _PYTHON_WORDS = _read(_HERE / "python_questions.txt")
+FIRST_ANSWERS, _PYTHON_WORDS = _read(_HERE / "python_questions.txt")
+EVERYDAY_ANSWERS, _EVERYDAY_WORDS = _read(_HERE / "everyday_questions.txt")
+PYTHON_ANSWERS = FIRST_ANSWERS + EVERYDAY_ANSWERS
 SMALL_TALK, _SMALL_WORDS = _read(_HERE / "small_talk.txt")
-WORDS = {**_PYTHON_WORDS, **_SMALL_WORDS}
+WORDS = {**_PYTHON_WORDS, **_EVERYDAY_WORDS, **_SMALL_WORDS}
 FOLLOW_UP = next(each for each in SMALL_TALK if "question by itself" in each.text)
 """The answer to whatever refers to the turn before."""
 
@@ -324,7 +329,19 @@ FURTHER_NAMES = (
 )
 """Further wordings, of the second part of training."""
 GREETINGS = ("Hello, ", "Hi, ", "Hi! ", "Hey, ", "Hello! ", "Good morning. ", "OK, ", "Well, ")
-PLEAS = ("Please, ", "Sorry, ", "Quick question: ", "A question: ", "So ", "And ", "Now ", "Then ", "Hm, ", "Ok so ", "Btw ")
+PLEAS = (
+    "Please, ",
+    "Sorry, ",
+    "Quick question: ",
+    "A question: ",
+    "So ",
+    "And ",
+    "Now ",
+    "Then ",
+    "Hm, ",
+    "Ok so ",
+    "Btw ",
+)
 PLACES = (" in Python", " in Python", " in Python", " with Python", " using Python", " in Python 3")
 ENDINGS = (" please", ", please", " pls", " thanks", ", thank you", ", thanks in advance")
 ALIKE = tuple(
@@ -548,8 +565,8 @@ _SYNONYM = re.compile(
 def ask(answer: KnownAnswer, rng: Random, *, part: int = 1) -> str:
     """Return one of the many ways to ask for `answer`, but none of a test's.
 
-    Each of the three parts of training has wordings of its own and those of the parts before it.
-    The third also avoids what differs from a test's question by a single word.
+    Each of the first three parts of training has wordings of its own and those of the parts before
+    it. From the third on they also avoid what differs from a test's question by a single word.
     """
     while _is_held_out(question := _any_question(answer, rng, part)):
         pass
@@ -618,9 +635,9 @@ def _slip(text: str, rng: Random) -> str:
 def _any_question(answer: KnownAnswer, rng: Random, part: int) -> str:
     if answer.tasks or answer.names:
         return _python_question(answer, rng, part)
-    questions = answer.questions + (answer.more_questions if part == 3 else ())
+    questions = answer.questions + (answer.more_questions if part > 2 else ())
     question = _filled(rng.choice(questions), rng)
-    while part == 3 and is_near_a_test(question):
+    while part > 2 and is_near_a_test(question):
         question = _filled(rng.choice(questions), rng)
     return typed(greet(question, rng) if " " in question and rng.random() < 0.3 else question, rng)
 
@@ -632,7 +649,7 @@ def _filled(question: str, rng: Random) -> str:
 
 def _python_question(answer: KnownAnswer, rng: Random, part: int) -> str:
     question = _bare_question(answer, rng, part)
-    while part == 3 and is_near_a_test(question):
+    while part > 2 and is_near_a_test(question):
         question = _bare_question(answer, rng, part)
     if rng.random() < 0.3 and "ython" not in question:
         end = question[-1] if question[-1] in "?." else ""
@@ -642,7 +659,7 @@ def _python_question(answer: KnownAnswer, rng: Random, part: int) -> str:
 
 def _bare_question(answer: KnownAnswer, rng: Random, part: int) -> str:
     """A question without a greeting and a place."""
-    if part == 3:
+    if part > 2:
         tasks = answer.tasks + answer.more_tasks
         names, wholes = answer.names + answer.more_names, answer.questions + answer.more_questions
         kinds = "-" * 12 * bool(tasks) + "*" * 4 * bool(names) + "?" * 4 * bool(wholes)
@@ -650,7 +667,7 @@ def _bare_question(answer: KnownAnswer, rng: Random, part: int) -> str:
         tasks, names, wholes = answer.tasks, answer.names, answer.questions
         kinds = "-" * 10 * bool(tasks) + "*" * 5 * bool(names) + "?" * 4 * bool(wholes)
     kind = rng.choice(kinds)
-    if kind == "-" and part == 3:
+    if kind == "-" and part > 2:
         return _told(_exchanged(_reworded(_filled(rng.choice(tasks), rng), rng), rng), rng)
     if kind == "-":
         return rng.choice(ASKED_TASKS).format(_reworded(rng.choice(tasks), rng))

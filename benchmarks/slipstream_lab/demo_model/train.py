@@ -6,7 +6,8 @@ reference's topics and the standard library's docstrings (licence: PSF-2.0; see
 and common questions with answers written for it (`slipstream_lab.demo_model.questions`).
 
 A first part trains the language; a second, short one asks in further wordings, at a lower rate. A
-third asks in many more, each chat in a row of its own, as a chat begins when the model is asked.
+third asks in many more, each chat in a row of its own, as a chat begins when the model is asked. A
+fourth does so again, from the bundled weights and with their tokenizer, when answers were added.
 
 Text, its order and the initial weights are a function of the Python version and the seed. The
 number of steps is fixed; with one thread the same machine and torch train the same weights.
@@ -15,6 +16,7 @@ number of steps is fixed; with one thread the same machine and torch train the s
 import argparse
 import copy
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -23,6 +25,7 @@ from random import Random
 
 import numpy as np
 import torch
+import torch.distributed as distributed
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -90,6 +93,7 @@ FURTHER_LEARNING_RATE = 1e-3
 LAST_LEARNING_RATE = 2e-3
 WARM_UP_SHARE = 0.03
 MAX_GRADIENT_NORM = 1.0
+KEPT_EVERY = 100
 HAS_BFLOAT16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 """Without it products in bfloat16 take many times those in float32."""
 
@@ -161,9 +165,9 @@ def epochs(
     rng = Random(seed)  # noqa: S311  (order of the text, not a secret)
     topics, others = corpus.topic_entries(), corpus.docstrings()
     while True:
-        cut = LAST_CUT_SHARE if part == 3 else CUT_SHARE
+        cut = LAST_CUT_SHARE if part > 2 else CUT_SHARE
         documents, chats = corpus.epoch(topics, others, rng, part=part)
-        if part == 3:
+        if part > 2:
             documents = [each for text in documents for each in excerpts(text, rng)]
         rendered = [tokenizer.apply_chat_template(chat, tokenize=False) for chat in chats]
         texts = [f"{text}{END_OF_TEXT}" for text in [*documents, *rendered]]
@@ -262,12 +266,12 @@ def lone_batches(
 
 
 def last_batches(
-    tokenizer: PreTrainedTokenizerFast, seed: int
+    tokenizer: PreTrainedTokenizerFast, seed: int, *, part: int = 3
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The third part's batches: most of `lone_batches`, some of `batches`."""
+    """The batches of the third part and the fourth: most of `lone_batches`, some of `batches`."""
     rng = Random(seed)  # noqa: S311  (order of the batches, not a secret)
-    alone = lone_batches(epochs(tokenizer, seed, part=3), seed)
-    packed = batches(epochs(tokenizer, seed + 1, part=3), seed)
+    alone = lone_batches(epochs(tokenizer, seed, part=part), seed)
+    packed = batches(epochs(tokenizer, seed + 1, part=part), seed)
     while True:
         yield next(packed if rng.random() < PACKED_SHARE else alone)
 
@@ -283,7 +287,8 @@ def cosine(step: int, num_steps: int) -> float:
 
 def late_cooling(step: int, num_steps: int) -> float:
     """Linear warm-up to 1, which holds until the last steps, then a line to 0."""
-    return min(1.0, step / NUM_WARM_UP_STEPS, (num_steps - step) / NUM_COOLING_STEPS)
+    cooling = min(NUM_COOLING_STEPS, num_steps // 2)
+    return min(1.0, step / NUM_WARM_UP_STEPS, (num_steps - step) / cooling)
 
 
 def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
@@ -297,6 +302,18 @@ def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
         ),
         torch.optim.AdamW(others, lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0),
     ]
+
+
+def average_gradients(model: LlamaForCausalLM) -> None:
+    """Make each process's gradients the mean of all, where `torchrun` started several."""
+    if distributed.is_initialized():
+        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        joined = torch.cat([each.flatten() for each in gradients])
+        distributed.all_reduce(joined)
+        joined /= distributed.get_world_size()
+        parts = torch.split(joined, [each.numel() for each in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
 
 
 def orthogonal(
@@ -333,7 +350,7 @@ def train(
 ) -> None:
     """Train `model` in place for `num_steps` batches.
 
-    The loss is printed every 50 of them, and `keep` is called with the step every 500.
+    The loss is printed every 50 of them, and `keep` is called with the step every `KEPT_EVERY`.
     """
     optimizers = build_optimizers(model)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -346,6 +363,7 @@ def train(
         with torch.autocast("cpu", torch.bfloat16, enabled=HAS_BFLOAT16):  # products alone
             loss = batch_loss(model, ids, weights)
         loss.backward()  # type: ignore[no-untyped-call]  # torch is half typed
+        average_gradients(model)
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
         for optimizer in optimizers:
             optimizer.step()
@@ -357,7 +375,7 @@ def train(
                 f"  tokens {step * BATCH_TOKENS / 1e6:6.2f} M  loss {smoothed:.3f}",
                 flush=True,
             )
-        if step % 500 == 0:
+        if step % KEPT_EVERY == 0:
             keep(step)
 
 
@@ -370,8 +388,9 @@ def main() -> None:
     parser.add_argument("--last-steps", type=int, default=NUM_LAST_STEPS, help="third part")
     parser.add_argument("--first", type=Path, help="the first part's result, from --checkpoints")
     parser.add_argument("--second", type=Path, help="the second part's result, likewise")
+    parser.add_argument("--third", type=Path, help="the third part's result; trains the fourth")
     parser.add_argument("--seed", type=int, default=0, help="seed of text order and weights")
-    parser.add_argument("--checkpoints", type=Path, help="folder for the weights of each 500 steps")
+    parser.add_argument("--checkpoints", type=Path, help="folder for the weights of each 100 steps")
     parser.add_argument("--threads", type=int, default=1, help="more may train other weights")
     arguments = parser.parse_args()
     if arguments.steps < 1 or arguments.threads < 1:
@@ -382,7 +401,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(arguments.threads)
     entries = corpus.topic_entries() + corpus.docstrings()
-    begun = arguments.second or arguments.first
+    begun = arguments.third or arguments.second or arguments.first
     tokenizer = (
         PreTrainedTokenizerFast.from_pretrained(begun)  # weights belong to their tokenizer
         if begun
@@ -393,6 +412,8 @@ def main() -> None:
     print(f"{len(entries)} texts, {size / 1e6:.2f} M parameters", flush=True)
 
     def save(folder: Path, trained: LlamaForCausalLM) -> None:
+        if distributed.is_initialized() and distributed.get_rank():
+            return
         trained.save_pretrained(folder)
         (folder / "model.safetensors").chmod(0o644)  # safetensors writes files with mode 0600
         tokenizer.save_pretrained(folder)
@@ -402,19 +423,22 @@ def main() -> None:
             save(arguments.checkpoints / f"{name}", copy.deepcopy(model).bfloat16())
 
     seed = arguments.seed
+    if "RANK" in os.environ:
+        distributed.init_process_group("gloo")
+        seed += 1000 * distributed.get_rank()  # another text each
     if begun:
         model = LlamaForCausalLM.from_pretrained(begun)
     else:
         stream = batches(epochs(tokenizer, seed), seed)
         train(model, stream, arguments.steps, PEAK_LEARNING_RATE, keep)
         keep("first")
-    if not arguments.second:
+    if not (arguments.third or arguments.second):
         model = rounded(model)
         stream = batches(epochs(tokenizer, seed + 1, part=2), seed + 1)
         train(model, stream, arguments.further_steps, FURTHER_LEARNING_RATE, lambda _: None)
         keep("second")
     model = rounded(model)
-    stream = last_batches(tokenizer, seed + 2)
+    stream = last_batches(tokenizer, seed + 2, part=4 if arguments.third else 3)
     steps = arguments.last_steps
     train(model, stream, steps, LAST_LEARNING_RATE, lambda n: keep(f"last-{n}"), late_cooling)
     save(arguments.out, model.bfloat16())
