@@ -600,7 +600,7 @@ def test_an_answer_over_http_is_put_together_with_its_usage(tmp_path, is_streame
     reader.finish()
     assert reader.is_over
     streamed = assemble(read_journal(path), request.index + 1)[request.index]
-    assert (streamed.finish_reason, streamed.usage) == ("tool_calls", (7, 3, 1))
+    assert (streamed.finish_reason, streamed.usage) == ("tool_calls", (7, 3, 1, 0, 0))
     assert message_of(streamed.events) == ["", "why", " now {}"]
 
 

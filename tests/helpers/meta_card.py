@@ -252,8 +252,10 @@ class MetaDraws:
         draws: Draws | None = None,
         edits: RowEdits | None = None,
         totals: bool = False,
+        undefined: torch.Tensor | None = None,
     ) -> Chosen:
         num = len(logits)
+        assert undefined is None or undefined.shape == (num,)
         if draws is not None:
             assert draws.keys.shape == (2, num)
             assert draws.divisors.shape == draws.drawn.shape == (num,)

@@ -202,7 +202,7 @@ def test_weights_that_cannot_fit_are_not_loaded(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num = sum(parameter.numel() for parameter in model.module.parameters())
-    monkeypatch.setattr(loader, "_device", lambda name, device, rank: torch.device("cuda"))
+    monkeypatch.setattr(loader, "target_device", lambda name, device, rank: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 * num - 1, 8 * num))
     with pytest.raises(ModelLoadError, match=r"its weights take .* are free; give a smaller model"):
         load_model(str(Path(model.name)), dtype="float32", device="cuda")

@@ -352,8 +352,8 @@ def misplaced(step: Step) -> None:
 def forgetful(step: Step) -> None:
     """A chunk that continues a row begins anew."""
     if isinstance(step, FlatStep):
-        segments, tokens, *_, begins = step._columns
-        begins[np.diff(tokens[segments]) > 1] = 1
+        columns = step._columns
+        columns.begins[np.diff(columns.tokens[columns.segments]) > 1] = 1
         return
     step._groups = [
         group._replace(begins=True) if group.length > 1 else group for group in step._groups
