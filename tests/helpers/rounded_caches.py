@@ -27,7 +27,7 @@ def decoded(form: CacheFormat, codes: torch.Tensor) -> torch.Tensor:
     """The numbers that are stored, in float32: [..., elements] uint8 gives [..., dim]."""
     if form == "fp8_e4m3":
         return codes.view(torch.float8_e4m3fn).float()
-    scales = codes[..., -4:].clone().view(torch.float32)
+    scales = codes[..., -4:].clone(memory_format=torch.contiguous_format).view(torch.float32)
     return codes[..., :-4].contiguous().view(torch.int8).float() * scales
 
 
