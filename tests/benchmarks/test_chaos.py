@@ -67,7 +67,7 @@ from slipstream_verify.chaos.compare import (
     compare,
     message_of,
 )
-from slipstream_verify.chaos.core_counters import CoreCounters
+from slipstream_verify.chaos.core_counters import CounterSums
 from slipstream_verify.chaos.fault_injector import (
     ChaosFailed,
     FaultInjector,
@@ -279,7 +279,7 @@ def test_predictions_are_edits_whose_tokens_are_counted(tokenizer):
 
 
 def test_what_cores_counted_is_added_up_over_their_lives():
-    counters = CoreCounters(None)
+    counters = CounterSums(None)
     counters.look()
     assert counters.counted == {}
     name = "slipstream:spec_decode_num_draft_tokens"

@@ -102,7 +102,7 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     tool_calls: int = 0  # whole ones, in the undisturbed answers
     forced_calls: int = 0
     interrupted: dict[str, int] = {}  # answers by what a death of the stack's fell into
-    counted: dict[str, int] = {}  # by cores, as in CoreCounters
+    counted: dict[str, int] = {}  # by cores, as in CounterSums
 
     @property
     def is_good(self) -> bool:

@@ -38,7 +38,7 @@ from slipstream_verify.chaos.compare import (
     exact_verdicts,
     real_verdicts,
 )
-from slipstream_verify.chaos.core_counters import CoreCounters
+from slipstream_verify.chaos.core_counters import CounterSums
 from slipstream_verify.chaos.fault_injector import (
     ChaosFailed,
     FaultInjector,
@@ -187,7 +187,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def has_later_turns(self) -> bool:
-        """Whether some requests go on behind others' answers."""
+        """True if some requests continue the answers of others."""
         return self.is_hybrid or self.speculative_config is not None
 
     @property
@@ -210,7 +210,7 @@ class _FaultRun(Struct):
     stopped: str | None
     strays: list[str]
     left_out: list[str]
-    counted: dict[str, int]  # as in CoreCounters
+    counted: dict[str, int]  # as in CounterSums
 
 
 def chaos(options: Options, folder: Path, on_phase: Callable[[str], object]) -> ChaosResult:
@@ -366,7 +366,7 @@ def _run_under_faults(
                 settings["runtime_dir"] = volume.runtime_dir
         stack = _started(model, options, settings)
         stack_of.enter_context(stack)
-        counters = CoreCounters(stack.http_address)
+        counters = CounterSums(stack.http_address)
         injector = FaultInjector(stack, schedule, spares, volume, counters.look)
         injector.wait_until_recovered()
         memory_start = _memory(stack, injector)

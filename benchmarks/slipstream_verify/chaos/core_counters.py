@@ -1,4 +1,4 @@
-"""What the cores of a run counted, by what a front tells of them in front of each round of faults.
+"""Sums of the counters of all cores of a run, read from a front before each round of faults.
 
 A core's counters end with it: what they counted after the last look is not known, so the sums are
 lower bounds.
@@ -20,7 +20,7 @@ _PREFIX = "slipstream:"
 _TIMEOUT_S = 2.0
 
 
-class CoreCounters:
+class CounterSums:
     """Sums over the lives of all cores."""
 
     def __init__(self, http_address: str | None) -> None:

@@ -24,7 +24,7 @@ from slipstream_ipc._native import write_logprobs
 from slipstream_ipc.arrays import Float32s, Int64s, UInt32s
 from slipstream_ipc.columns import check_even, f32, pack_f32, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
-from slipstream_ipc.history.pages import PageTable, Pool, spans
+from slipstream_ipc.history.pages import PagePool, PageTable, spans
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW, Candidates, WideLogprobLog, joined
 from slipstream_ipc.messages import LogprobColumns
 from slipstream_ipc.row_set import NO_ROWS, Rows, RowSet, array_of
@@ -55,9 +55,9 @@ class _Width:
 
     def __init__(self, width: int) -> None:
         self._table = PageTable()
-        self._values = Pool(np.float32, width)
-        self._ids = Pool(np.uint32, width)
-        self._ranks = Pool(np.uint32)
+        self._values = PagePool(np.float32, width)
+        self._ids = PagePool(np.uint32, width)
+        self._ranks = PagePool(np.uint32)
         self._rows = NO_ROWS  # the rows that were appended to last
         self._is_same_rows = False  # the append before was to the same rows
         self._deferred: list[LogprobColumns] = []  # a token for each of `_rows`, not written yet

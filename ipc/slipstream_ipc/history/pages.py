@@ -139,7 +139,7 @@ class PageTable:
         self.offsets[rows] = (pages - numbers) << _SHIFT  # the last page of a repeated row wins
 
 
-class Pool:
+class PagePool:
     """Values by index, `width` of one dtype to each."""
 
     def __init__(self, dtype: npt.DTypeLike, width: int = 1) -> None:

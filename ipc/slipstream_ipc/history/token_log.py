@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from slipstream_ipc._native import RowAppender, TokenPages
 from slipstream_ipc.arrays import Int64s, UInt32s
-from slipstream_ipc.history.pages import PageTable, Pool
+from slipstream_ipc.history.pages import PagePool, PageTable
 from slipstream_ipc.row_set import NO_ROWS, Rows, RowSet, array_of
 
 Latest = tuple[RowSet, UInt32s, Int64s | None]
@@ -49,7 +49,7 @@ class TokenLog:
 
     def __init__(self, *, rows: int = 64) -> None:
         self.table = PageTable(rows)
-        self.pool = Pool(np.uint32)
+        self.pool = PagePool(np.uint32)
         self._pages: TokenPages | None = None  # of table and pool, made when needed
         # what was appended last, with the counts of spans, while its rows have nothing newer;
         # modules of C look here, too

@@ -107,7 +107,7 @@ class ChaosRequest(Struct, frozen=True):
 
     @property
     def has_usage(self) -> bool:
-        """Whether the usage of an answer over HTTP is compared."""
+        """True if the usage of an answer over HTTP is compared."""
         return self.chat is not None or bool(self.prediction)
 
     @property

@@ -128,7 +128,7 @@ class Fleet:
         self._operations = count(1)
 
     def hear(self) -> None:
-        """What all replicas say that they have done."""
+        """The records that all replicas report."""
         for replica in self.replicas:
             for record in replica.records.all:
                 self.known.take(record)
