@@ -24,6 +24,7 @@ from slipstream_ipc.crash_note import ID_BYTES
 from slipstream_ipc.errors import BadRequest, ProtocolError
 from slipstream_ipc.messages import Admit, Fault, ModelCard, ReasoningIds
 from slipstream_ipc.messages.budgets import MAX_CORE_MESSAGE_BYTES
+from slipstream_ipc.validation.media import media_bytes
 from slipstream_ipc.validation.request_spec import content_of
 from slipstream_ipc.validation.sampling_params import check_logprob_bytes, check_num_logprobs
 from slipstream_ipc.validation.structured_output import check_ending
@@ -140,7 +141,7 @@ class Admission:
                 return Fault("bad_request", str(error), "logprobs")
         num_bytes = 4 * total + admit.derived.max_tokens * (8 * width + 4) + _OTHER_BYTES
         num_bytes += 0 if admit.spec.keep is None else len(admit.spec.keep.record)
-        num_bytes += len(admit.derived.prediction_ids)
+        num_bytes += len(admit.derived.prediction_ids) + media_bytes(admit.media)
         if num_bytes > MAX_CORE_MESSAGE_BYTES:
             why = (
                 f"{total} tokens with {width} log-probabilities to an output may take {num_bytes} "

@@ -243,6 +243,8 @@ class StreamManager:
 
     def _compute_no_more(self, stream: CoreStream) -> None:
         stream.is_over = True
+        if stream.registration.media:  # nothing is computed of them any more
+            stream.registration = replace(stream.registration, media=())
         self._untimed.pop(stream.row, None)
         self._counters.request_ended(stream.row, time.monotonic())
         self._scheduler.remove(stream.row)

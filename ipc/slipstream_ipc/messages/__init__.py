@@ -143,6 +143,14 @@ from slipstream_ipc.messages.kept import (
     KeepOptions,
     KeptAnswer,
 )
+from slipstream_ipc.messages.media import (
+    MAX_MEDIA_ITEMS,
+    Media,
+    MediaCard,
+    MediaItem,
+    MediaKind,
+    MediaSize,
+)
 from slipstream_ipc.messages.model_card import AdapterRef, ModelCard, NamedPrompt, PoolingCard
 from slipstream_ipc.messages.pooling import (
     MAX_EMBEDDED,
@@ -220,6 +228,7 @@ __all__ = [
     "MAX_LORAS",
     "MAX_LORA_NAME_CHARS",
     "MAX_LORA_PATH_CHARS",
+    "MAX_MEDIA_ITEMS",
     "MAX_NAME_CHARS",
     "MAX_OTHERS",
     "MAX_OUTPUT_WORKERS",
@@ -305,6 +314,11 @@ __all__ = [
     "Locate",
     "Located",
     "LogprobColumns",
+    "Media",
+    "MediaCard",
+    "MediaItem",
+    "MediaKind",
+    "MediaSize",
     "ModelCard",
     "NamedPrompt",
     "OtherAdmit",

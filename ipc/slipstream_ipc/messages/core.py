@@ -29,6 +29,7 @@ from slipstream_ipc.messages.fields import (
 )
 from slipstream_ipc.messages.grammar import MAX_FRAME_CHARS
 from slipstream_ipc.messages.handshake import AttachRefused, Hello, Ping, Reattach, Welcome
+from slipstream_ipc.messages.media import Media
 from slipstream_ipc.messages.pooling import DropPool, Pool, Pooled
 from slipstream_ipc.messages.replica import Gauge
 from slipstream_ipc.messages.request import RequestSpec
@@ -101,6 +102,7 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     """A stream's complete registration: a core can start or continue the stream from it alone.
 
     others: further registrations with the same prompt; empty when nested in another message.
+    media: of the Submit; none once the stream has ended.
     """
 
     stream_id: StreamId
@@ -109,6 +111,7 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     derived: Derived
     begun: Begun = Begun()
     others: Annotated[tuple[OtherAdmit, ...], Meta(max_length=MAX_OTHERS)] = ()
+    media: Media = ()
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):

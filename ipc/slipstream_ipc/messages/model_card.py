@@ -16,6 +16,7 @@ from slipstream_ipc.messages.fields import (
     LongText,
     LoraName,
 )
+from slipstream_ipc.messages.media import MediaCard
 from slipstream_ipc.messages.request import SamplingDefaults
 
 
@@ -69,3 +70,4 @@ class ModelCard(Struct, array_like=True, frozen=True):
     adapters: Annotated[tuple[AdapterRef, ...], Meta(max_length=MAX_LORAS)] = ()
     is_drafted: bool = False  # its answers are, and so a Submit's prediction saves steps
     pooling: PoolingCard | None = None  # None: it generates
+    media: MediaCard | None = None  # None: it is made for text alone

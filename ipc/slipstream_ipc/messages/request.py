@@ -29,6 +29,7 @@ from slipstream_ipc.messages.fields import (
     StreamId,
 )
 from slipstream_ipc.messages.kept import KeepOptions
+from slipstream_ipc.messages.media import Media
 from slipstream_ipc.messages.shared import TraceContext
 
 
@@ -277,7 +278,8 @@ class ChatMessage(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     """One turn of a chat, as the model's chat template expects it.
 
     tool_calls, reasoning_content: of an assistant's turn. tool_call_id: of a tool's turn, the call
-    that it answers.
+    that it answers. parts: texts, and numbers of items among the Submit's `media`, in the order in
+    which the turn has them; its `content` is the texts alone. None: it has no items.
     """
 
     role: str
@@ -286,6 +288,7 @@ class ChatMessage(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     tool_calls: Annotated[tuple[ChatToolCall, ...], Meta(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    parts: Annotated[tuple[str | U32, ...], Meta(max_length=MAX_CHAT_TURNS)] | None = None
 
 
 class TemplateOptions(Struct, array_like=True, frozen=True):
@@ -357,3 +360,6 @@ class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
     adapter_digest: Identity = b""  # of that adapter as the client knows it; empty: any
     # what the answer will probably say: then it takes fewer steps, where answers are drafted
     prediction: str = ""
+    # images, in the order in which the prompt has them; `token_ids` have a placeholder for each row
+    # that the model makes of one
+    media: Media = ()

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from slipstream_ipc.messages.answer import AnswerOptions, AnswerSettings, ReasoningIds
 from slipstream_ipc.messages.fields import LeftOut, TurnChanges
+from slipstream_ipc.messages.media import MediaSize
 from slipstream_ipc.messages.request import ChatMessage, TemplateOptions
 from slipstream_ipc.messages.shared import Fault
 
@@ -40,6 +41,7 @@ class Render(Struct, array_like=True, frozen=True):
     texts: tuple[str, ...] = ()  # as in Embed, and the two below
     truncate_to: int = 0
     truncates_left: bool = False
+    media: tuple[MediaSize, ...] = ()  # of `messages`, whose ids get their placeholders
 
 
 class Rendered(Struct, array_like=True, frozen=True, tag=0):

@@ -48,6 +48,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.transport.router import Session
+from slipstream_ipc.validation.media import why_no_media
 from slipstream_ipc.validation.request_spec import among_own
 from slipstream_worker.clients.core_queries import CoreQueries
 from slipstream_worker.clients.inspections import Inspections
@@ -296,11 +297,19 @@ class ClientMessages:
         if card.pooling is not None:
             self._reject(session, submit, _EMBEDS)
             return
+        if submit.media and (why := why_no_media(card)):
+            self._reject(session, submit, Fault("bad_request", why, "media"))
+            return
         render = _render_of(submit, submission, card)
         spec = submission.spec_of(submit)
         tenant = spec.tenant
         if render is not None and not submit.was_accepted:
             why = self._render_queue.why_full(render, tenant)
+            if why:
+                self._reject(session, submit, Fault("overloaded", why))
+                return
+        if submit.media and not submit.was_accepted:
+            why = lifecycle.media.why_full(tenant, submit.media)
             if why:
                 self._reject(session, submit, Fault("overloaded", why))
                 return
@@ -313,6 +322,9 @@ class ClientMessages:
             if why:
                 self._reject(session, submit, Fault("overloaded", why))
                 return
+        media = lifecycle.media.hold(submit.stream_id, tenant, submit.media)
+        if media is not submit.media:
+            submit = structs.replace(submit, media=media)
         stream = WorkerStream(submit.stream_id, Stage.RENDERING, submit, fingerprint=fingerprint)
         stream.asked = spec
         stream.owner = session.identity

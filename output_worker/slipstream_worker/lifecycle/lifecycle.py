@@ -38,6 +38,7 @@ from slipstream_ipc.telemetry.statistics import WorkerGauges, WorkerNumbers
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.core_link import CoreLink
 from slipstream_worker.lifecycle.answer_keeper import AnswerKeeper
+from slipstream_worker.lifecycle.media_store import MediaStore
 from slipstream_worker.lifecycle.stream_store import StreamStore
 from slipstream_worker.output.stream_output import StreamOutput
 from slipstream_worker.streams.retention import ABORTED, request_bytes
@@ -74,6 +75,7 @@ class StreamLifecycle:
         self._render_queue = render_queue
         self._counters = counters
         self.keeper = keeper
+        self.media = MediaStore()
         self._min_interval = min_interval
         self._last_incarnation = -1  # incarnation of the core that sent the suspects counted last
         self._num_ended = 0  # ended streams that are kept
@@ -84,6 +86,9 @@ class StreamLifecycle:
 
     def register(self, stream: WorkerStream, admit: Admit, output: StreamOutput) -> None:
         """Register a stream whose prompt is tokenised, or that an earlier worker has registered."""
+        if admit.media:
+            media = self.media.hold(stream.stream_id, admit.spec.tenant, admit.media)
+            admit = structs.replace(admit, media=media)
         stream.registration = admit
         stream.output = output
         stream.submit = stream.asked = None
@@ -388,6 +393,9 @@ class StreamLifecycle:
         registration, output, worker_row = stream.registration, stream.output, stream.worker_row
         assert registration is not None
         assert output is not None
+        if registration.media:  # nothing is computed of them any more
+            registration = stream.registration = structs.replace(registration, media=())
+            self.media.release(stream.stream_id)
         output.repetition = None  # its memory is not counted
         if output.end is not None and registration.begun.num_cached_tokens:
             num_cached = registration.begun.num_cached_tokens
@@ -467,6 +475,7 @@ class StreamLifecycle:
         self._readers.clear()
         self._retention.clear()
         self.keeper.clear()
+        self.media.clear()
         self._num_ended = 0
 
     def _remove(self, stream: WorkerStream) -> None:
@@ -477,6 +486,7 @@ class StreamLifecycle:
         self.keeper.removed(stream)
         self._readers.forget(stream)
         self._retention.removed(stream)
+        self.media.release(stream.stream_id)
         self._columns.close(stream)
         if stream.stage is Stage.ENDED and self._streams.get(stream.stream_id) is stream:
             self._num_ended -= 1

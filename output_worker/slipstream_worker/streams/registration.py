@@ -35,6 +35,7 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.messages.answer import FUNCTION_CHOICE
 from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
 from slipstream_ipc.transport.codec import decode_params
+from slipstream_ipc.validation.media import check_media
 from slipstream_ipc.validation.request_spec import content_of, root_digest, spec_of
 from slipstream_ipc.validation.sampling_params import (
     check_params,
@@ -112,13 +113,15 @@ class Submission:
         """
         submit = self._submit
         if not self._digest:
-            shared = (
+            shared: tuple[object, ...] = (
                 content_of(self.spec),
                 submit.text,
                 submit.token_ids,
                 submit.messages,
                 submit.template,
             )
+            if submit.media:
+                shared = (*shared, [item.digest for item in submit.media])
             self._digest = hashlib.blake2b(msgspec.msgpack.encode(shared)).digest()
         seed = self._params.seed if answer.seed is None else answer.seed
         own = (self._digest, answer.stream_id, seed)
@@ -162,6 +165,10 @@ def _checked_params(submit: Submit) -> SamplingParams:
         )
     if len(submit.output_ids) % 4:
         raise BadRequest("output_ids", Summary(f"{len(submit.output_ids)} bytes"), "u32 values")
+    check_media(submit)
+    if submit.media and params.prompt_logprobs is not None:
+        allowed = "None with images, whose placeholders are no text"
+        raise BadRequest("prompt_logprobs", params.prompt_logprobs, allowed)
     if params.thinking_token_budget not in (None, -1) and not submit.messages:
         allowed = "None without messages: reasoning is told apart in answers to chats"
         raise BadRequest("thinking_token_budget", params.thinking_token_budget, allowed)
@@ -301,7 +308,7 @@ def register(
     )
     if params is not spec.params:
         spec = structs.replace(spec, params=params)
-    return Admit(submit.stream_id, prompt_ids, spec, derived, begun)
+    return Admit(submit.stream_id, prompt_ids, spec, derived, begun, media=submit.media)
 
 
 def _ids_of_model(prediction_ids: bytes, card: ModelCard) -> bytes:

@@ -98,7 +98,7 @@ def test_names_that_cannot_be(given: Any) -> None:
 
 
 def test_an_older_server_has_no_aliases() -> None:
-    *older, _aliases, _adapters, _is_drafted, _pooling = msgspec.msgpack.decode(
+    *older, _aliases, _adapters, _is_drafted, _pooling, _media = msgspec.msgpack.decode(
         msgspec.msgpack.encode(A)
     )
     encoded = msgspec.msgpack.encode(older)

@@ -28,6 +28,7 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.transport import shared_prompts
 from slipstream_ipc.transport.codec import core_codec, worker_codec
 from slipstream_ipc.transport.shared_prompts import joined, registrations_of
+from slipstream_ipc.validation.media import media_item
 
 FIELDS = [
     name
@@ -131,6 +132,7 @@ def test_every_field_is_an_answers_own_or_has_to_be_alike(field: str) -> None:
         "answer": AnswerSettings("qwen3", b"digest"),
         "changed_turns": ("system-first",),
         "left_out": ("/properties/other/pattern",),
+        "media": (media_item("image", b"other"),),
     }.get(field)
     if value is None:
         parts = (second, *[getattr(second, part) for part in PARTS])

@@ -6,12 +6,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
+from msgspec import structs
 from tests.output_worker.lifecycle.test_core_messages import CARD, CONFIG, Anybody, Told
 
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import Admitted, OtherAnswer, SamplingParams, Submit
+from slipstream_ipc.messages import (
+    Admitted,
+    Fault,
+    MediaCard,
+    ModelCard,
+    OtherAnswer,
+    SamplingParams,
+    Submit,
+)
 from slipstream_ipc.telemetry.statistics import WorkerGauges
+from slipstream_ipc.validation.media import media_item
+from slipstream_worker.lifecycle import media_store
 from slipstream_worker.lifecycle.client_messages import ClientMessages
+from slipstream_worker.streams.registration import Submission
 
 IDS = [bytes([at]) * 16 for at in range(1, 5)]
 
@@ -92,3 +105,58 @@ def test_a_request_that_a_worker_dies_over_before_it_is_accepted_counts_once() -
         successor.admit(stream_id)
     assert dead.num_answers == (0, 0)
     assert successor.num_answers == (1, 4)
+
+
+IMAGE_CARD = structs.replace(CARD, media=MediaCard(placeholder_id=7))
+IMAGE = media_item("image", b"a picture")
+
+
+def with_image(stream_id: bytes, **fields: Any) -> Submit:
+    params = msgspec.Raw(msgspec.msgpack.encode(SamplingParams(detokenize=False)))
+    return Submit(0, stream_id, params, token_ids=pack_u32([7, 2]), media=(IMAGE,), **fields)
+
+
+def test_images_are_registered_and_held_until_their_streams_end() -> None:
+    asked = Asked()
+    others = (OtherAnswer(1, IDS[1]),)
+    asked.from_client.handle(asked.session, with_image(IDS[0], others=others), IMAGE_CARD)
+    streams = [asked.streams.get(each) for each in IDS[:2]]
+    assert all(each is not None and each.registration is not None for each in streams)
+    for stream in streams:
+        assert stream is not None
+        assert stream.registration is not None
+        assert stream.registration.media == (IMAGE,)
+        assert asked.lifecycle.readmission(stream).media == (IMAGE,)
+        assert asked.lifecycle.media.num_bytes == len(IMAGE.data)
+        asked.lifecycle.abort(stream)
+        assert stream.registration.media == ()
+    assert asked.lifecycle.media.num_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("card", "field", "code"),
+    [
+        (CARD, "media", "bad_request"),
+        (structs.replace(CARD, media=MediaCard(7, "it has none")), "media", "bad_request"),
+        (IMAGE_CARD, None, "overloaded"),
+    ],
+)
+def test_images_are_refused_where_there_is_no_place_for_them(
+    card: ModelCard, field: str | None, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, told = Asked(), list[Fault]()
+    monkeypatch.setattr(media_store, "MAX_MEDIA_BYTES", 4)
+    port = SimpleNamespace(enqueue=lambda rejected: told.append(rejected.fault))
+    monkeypatch.setattr(asked.readers, "port", lambda identity: port)
+    asked.from_client.handle(asked.session, with_image(IDS[0]), card)
+    assert [(each.code, each.field) for each in told] == [(code, field)]
+    assert asked.streams.get(IDS[0]) is None
+    assert asked.lifecycle.media.num_bytes == 0
+
+
+def test_another_image_is_another_request() -> None:
+    """Under the same id and with the same tokens."""
+    one, other = with_image(IDS[0]), with_image(IDS[0])
+    other = structs.replace(other, media=(media_item("image", b"another"),))
+    assert Submission(one).fingerprint(one) == Submission(one).fingerprint(with_image(IDS[0]))
+    assert Submission(one).fingerprint(one) != Submission(other).fingerprint(other)

@@ -20,6 +20,7 @@ import numpy as np
 from slipstream.packed_prompts import messages_of, prompt_text_of
 from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.messages import ChatMessage, Submit, TemplateOptions
+from slipstream_ipc.validation.media import with_digests
 from slipstream_ipc.validation.request_spec import root_digest
 
 BYTES_PER_TOKEN = 4
@@ -62,9 +63,13 @@ def prompt_key(submit: Submit, model: str, prompt_cache_key: str = "") -> Prompt
     # of no tenant: whether tenants share prefixes is a setting of the replicas
     root = root_digest(model, submit)
     if messages := messages_of(submit):
+        if submit.media:
+            messages = tuple(with_digests(message, submit.media) for message in messages)
         return chat_key(messages, root, submit.template, prompt_cache_key)
     if (text := prompt_text_of(submit)) is not None:
         return text_key(text.encode("utf-8", "surrogatepass"), root, prompt_cache_key)
+    if submit.media:  # what follows the first one is told apart by its replica
+        root += submit.media[0].digest
     return text_key(submit.token_ids, root, prompt_cache_key)
 
 

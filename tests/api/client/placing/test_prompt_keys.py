@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from slipstream.client.placing.prompt_keys import PromptKey, chat_key, prompt_key, text_key
+from slipstream.packed_prompts import packed
 from slipstream_ipc.messages import ChatMessage, Submit, TemplateOptions
+from slipstream_ipc.validation.media import media_item
 from slipstream_ipc.validation.request_spec import root_digest
 
 SYSTEM = ChatMessage("system", "You are kind.")
@@ -104,6 +106,17 @@ def test_ids_and_texts_are_read_from_a_submit() -> None:
     others = submit(messages=(SYSTEM, FIRST)), structs.replace(salted, cache_salt="t")
     firsts = {prompt_key(each, model, "k").first for each in (salted, *others) for model in "mn"}
     assert len(firsts) == 6
+
+
+def test_prompts_with_other_images_are_other_prompts() -> None:
+    turn = ChatMessage("user", "What is it?", parts=(0, "What is it?"))
+    firsts = set()
+    for data in (b"one", b"another", b"one"):
+        media = (media_item("image", data),)
+        chat = Submit(1, b"i" * 16, b"", messages=(turn,), media=media)  # type: ignore[arg-type]
+        ids = Submit(1, b"i" * 16, b"", token_ids=bytes(8), media=media)  # type: ignore[arg-type]
+        firsts |= {prompt_key(each, "m").first for each in (chat, ids, packed(chat))}
+    assert len(firsts) == 4
 
 
 @given(TEXTS, TEXTS, TEXTS)

@@ -1,0 +1,80 @@
+"""Makes the items of a prompt's media, and checks those of a Submit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from slipstream_ipc.errors import BadRequest, Summary
+from slipstream_ipc.messages import (
+    MAX_MEDIA_ITEMS,
+    ChatMessage,
+    MediaItem,
+    MediaKind,
+    ModelCard,
+    Submit,
+)
+
+
+def media_digest(kind: MediaKind, data: bytes, max_pixels: int = 0) -> bytes:
+    """The digest of an item, 16 bytes: items with an equal one are the same to a model."""
+    hashed = hashlib.blake2b(data, digest_size=16, person=kind.encode())
+    hashed.update(max_pixels.to_bytes(4, "little"))
+    return hashed.digest()
+
+
+def media_item(kind: MediaKind, data: bytes, max_pixels: int = 0) -> MediaItem:
+    """An item of a file's bytes. max_pixels: see `MediaItem`."""
+    return MediaItem(kind, media_digest(kind, data, max_pixels), data, max_pixels)
+
+
+def media_bytes(media: Sequence[MediaItem]) -> int:
+    """The size of the files."""
+    return sum(len(item.data) for item in media)
+
+
+def with_digests(message: ChatMessage, media: Sequence[MediaItem]) -> ChatMessage:
+    """A message whose items are their digests, as text: equal ones say and show the same."""
+    if message.parts is None:
+        return message
+    parts = tuple(
+        part if isinstance(part, str) else f"{part}:{media[part].digest.hex()}"
+        for part in message.parts
+        if isinstance(part, str) or part < len(media)
+    )
+    return structs.replace(message, parts=parts)
+
+
+def check_media(submit: Submit) -> None:
+    """Check the media of a Submit, and the parts of its messages. Raises: BadRequest."""
+    media = submit.media
+    if len(media) > MAX_MEDIA_ITEMS:
+        raise BadRequest("media", Summary(f"{len(media)} items"), f"at most {MAX_MEDIA_ITEMS}")
+    for index, item in enumerate(media):
+        if not item.data:
+            raise BadRequest(f"media[{index}]", Summary("0 bytes"), "a file")
+        if item.digest != media_digest(item.kind, item.data, item.max_pixels):
+            raise BadRequest(f"media[{index}]", Summary("another digest"), "that of its file")
+    if media and submit.text is not None:
+        raise BadRequest("media", Summary("a text"), "messages, or token ids with placeholders")
+    named: list[int] = []
+    for index, message in enumerate(submit.messages):
+        if message.parts is None:
+            continue
+        texts = [part for part in message.parts if isinstance(part, str)]
+        if "".join(texts) != message.content:
+            given = Summary("parts that differ from its content")
+            raise BadRequest(f"messages[{index}]", given, "the content as the texts of the parts")
+        named += [part for part in message.parts if not isinstance(part, str)]
+    if submit.messages and named != [*range(len(media))]:
+        given = Summary(f"{len(media)} items, named {len(named)} times")
+        raise BadRequest("media", given, "each item once among the parts of messages, in order")
+
+
+def why_no_media(card: ModelCard) -> str:
+    """The reason why a model takes no images; empty if it does."""
+    if card.media is None:
+        return f"{card.name} takes no images"
+    return card.media.why_not
