@@ -72,6 +72,10 @@ BENCHMARKS = {
         "decode steps whose rows have adapters, beside the same steps without",
         "slipstream_lab.adapters",
     ),
+    "lora-load": (
+        "gaps of streams while an adapter is loaded beside them",
+        "slipstream_lab.adapter_loads",
+    ),
     "quantised": (
         "a model with matrices of 16, 8 and 4 bits beside float32",
         "slipstream_lab.models.quantised",
