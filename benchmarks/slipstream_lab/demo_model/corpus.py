@@ -53,7 +53,7 @@ ASKED_PER_EPOCH = {
     1: (24, 24, 24, 60),
     2: (24, 24, 24, 60),
     3: (40, 60, 60, 120),
-    4: (14, 30, 60, 60),
+    4: (30, 40, 60, 120),
 }
 """How often an epoch of each part asks for a topic, for one of the first answers about Python and
 for one of those of every day, for small talk."""
