@@ -545,7 +545,7 @@ def test_what_strangers_asked_is_answered(llm: LLM) -> None:
     assert len(wrong) <= WRONG_OF_STRANGERS, "\n".join([f"{len(wrong)} of {len(asked)}", *wrong])
 
 
-def test_what_newcomers_ask_first_is_answered(llm: LLM) -> None:
+def test_forty_first_questions_of_a_newcomer_are_answered(llm: LLM) -> None:
     """Questions by somebody who knew only what the model is for, each with a pattern that any right
     answer has; both were written before a reply was seen. By eye one more is wrong.
     """
