@@ -132,7 +132,7 @@ _WITHOUT: dict[str, str] = {
     "requests without a seed of their own are not repeatable, but those of LLM(seed=N) are": "seed",
     _TEXT: """
         allowed_local_media_path allowed_media_domains disable_chunked_mm_input ec_manager_config
-        enable_mm_processor_stats interleave_mm_strings language_model_only limit_mm_per_prompt
+        enable_mm_processor_stats interleave_mm_strings limit_mm_per_prompt
         media_io_kwargs mm_device_do_normalize mm_encoder_attn_backend mm_encoder_attn_dtype
         mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_margin mm_encoder_fp8_scale_save_path
         mm_encoder_tp_mode mm_hasher_algorithm mm_ipc_gpu_memory_gb mm_processor_cache_gb

@@ -111,6 +111,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `hf_overrides` replaces parts of the model's config.json. `generation_config` is the folder that
     has the sampling defaults in its generation_config.json, auto for the model's, or vllm for none;
     `override_generation_config` replaces some of them.
+    `language_model_only` serves a vision model as text, without its towers.
     `speculative_config` has tokens drafted, where the model's rows can be verified; None: none are.
     `lora` are adapters that requests may name; None: there are none.
     `trust_remote_code` lets code beside the weights run in this process.
@@ -138,6 +139,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_blocks: Positive | None = None
     touches_cache: bool = False
     threads: Positive | None = None
+    language_model_only: bool = False
     native: bool = True
     max_waiting: Positive = 16384
     max_waiting_tokens: Positive | None = None

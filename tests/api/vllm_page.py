@@ -28,6 +28,7 @@ _NOTES = {
     "gpu_memory_utilization": "less than 1; 0.9 unless given",
     "hf_overrides": "JSON; not `architectures`, `model_type`",
     "host": "127.0.0.1 unless given",
+    "language_model_only": "[vision models](exactness.md#multimodal-models)",
     "lora_modules": "[adapters](lora.md), on CPUs",
     "max_loras": "all may be in one step",
     "max_model_len": "`auto` and -1 are the model's own limit",

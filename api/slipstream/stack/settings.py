@@ -618,6 +618,15 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         bool,
         _about(COMPUTATION, "use no CUDA graphs; small steps are slower without them", to="core"),
     ] = False
+    language_model_only: Annotated[
+        bool,
+        _about(
+            MODEL,
+            "serve a vision model as text, without its towers; else it keeps them, and takes "
+            "images where a trial shows that it sees them as transformers does",
+            to="core",
+        ),
+    ] = False
     cuda_graph_sizes: Annotated[
         tuple[Annotated[int, Meta(ge=1)], ...],
         Meta(max_length=1024),
@@ -850,6 +859,7 @@ class StackOptions(TypedDict, total=False):
     gpu_memory_utilization: float
     attention_backend: Literal["auto", "triton", "torch"]
     enforce_eager: bool
+    language_model_only: bool
     cuda_graph_sizes: Sequence[int]
     cuda_graphs_over_ranks: bool
     enable_torch_symm_mem: bool

@@ -18,6 +18,7 @@ from msgspec import structs
 from slipstream_core.drafting.drafter import Drafter
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.matcher import GrammarMatcher
+from slipstream_core.media.places import MediaPlaces
 from slipstream_core.scheduler.constraint_columns import token_constraints
 from slipstream_core.scheduler.scheduler import CacheConfig, NewRequest, Scheduler
 from slipstream_core.step.plan import ModelInfo, Runner, StepPlan
@@ -45,6 +46,7 @@ class LoopRequest:
     bad_words: tuple[tuple[int, ...], ...] = ()  # in token ids
     grammar: Callable[[], GrammarMatcher] | None = None  # at its start
     prediction: tuple[int, ...] = ()  # of its answer
+    media: MediaPlaces | None = None  # its images
 
 
 @dataclass(slots=True)
@@ -124,6 +126,7 @@ def add_request(scheduler: Scheduler, tokens: TokenLog, row: int, it: LoopReques
             constraints=token_constraints(it.more, it.bad_words),
             has_grammar=it.grammar is not None,
             prediction_ids=pack_u32(it.prediction),
+            media=it.media,
         )
     )
 

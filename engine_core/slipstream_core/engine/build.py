@@ -28,6 +28,7 @@ from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.grammar_drafter import GrammarDrafter
 from slipstream_core.grammar.llguidance_backend import Vocabulary
+from slipstream_core.media.preparer import MediaPreparer
 from slipstream_core.model.fingerprint import fingerprint_of
 from slipstream_core.model.host_memory import read_host_memory
 from slipstream_core.model.tokenizer_file import find_tokenizer
@@ -91,6 +92,7 @@ class Core:
     compiler: GrammarCompiler
     counters: EngineCounters
     changes: AdapterChanges
+    images: MediaPreparer | None = None
 
     def numbers(self) -> CoreNumbers:
         """Counters and gauges of this core, as of now."""
@@ -122,6 +124,8 @@ class Core:
         self.sockets.close()
         self.compiler.close()
         self.changes.close()
+        if self.images is not None:
+            self.images.close()
         if self.tracer is not None:
             self.tracer.close()
         if self.note is not None:
@@ -269,7 +273,12 @@ def assemble_core(
         aliases=config.aliases,
         adapters=info.adapters,
         is_drafted=config.speculative_config is not None and info.takes_drafts,
+        media=info.media,
     )
+    images = None
+    if info.media is not None and info.encoder is not None:
+        images = MediaPreparer(info.encoder, card, info.media)
+        poller.register(images.fileno(), zmq.POLLIN)
     compiler = GrammarCompiler(
         lambda: Vocabulary(find_tokenizer(config.model), info.vocab_size, info.eos_token_ids)
     )
@@ -301,6 +310,7 @@ def assemble_core(
         logprob_budget=logprob_budget,
         counters=counters,
         adapters=adapters,
+        images=images,
     )
     handler = WorkerHandler(
         acceptor,
@@ -317,7 +327,7 @@ def assemble_core(
             adapters=adapters,
             engine_objection=scheduler.objection,
         ),
-        pending=PendingAdmissions(compiler, logprob_budget, adapters),
+        pending=PendingAdmissions(compiler, logprob_budget, adapters, images),
         changes=changes,
         held=KeptAnswersByWorker(int(config.response_store_mib * 2**20)),
         succession=Succession(config.incarnation, suspects, config.predecessor_ended_s, note),
@@ -350,6 +360,7 @@ def assemble_core(
         compiler,
         counters,
         changes,
+        images,
     )
 
 

@@ -38,8 +38,11 @@ MAX_COPY_BYTES = 1 << 29
 MIN_GIVEN_UP = 1 << 16  # elements; smaller matrices may be held twice
 
 
-def pack(graph: GraphModule, kernels: Kernels) -> int:
-    """Pack all matrices that qualify; returns the number of bytes packed."""
+def pack(graph: GraphModule, kernels: Kernels, *, keeps_module: bool = False) -> int:
+    """Pack all matrices that qualify; returns the number of bytes packed. keeps_module: none is
+    released.
+    """
+    give_up = _keep if keeps_module else _give_up
     readers, num_bytes = num_readers(graph, _storage), 0
     for node in graph.graph.find_nodes(op="call_function", target=project):
         projection = projection_of(graph, node)
@@ -65,7 +68,7 @@ def pack(graph: GraphModule, kernels: Kernels) -> int:
             continue
         for matrix in matrices:
             if is_alone and matrix.numel() >= MIN_GIVEN_UP:
-                _give_up(graph, _storage(matrix))
+                give_up(graph, _storage(matrix))
     for node in graph.graph.find_nodes(op="call_function", target=mix):
         mixture = getattr(graph, node.args[3].target)
         packed_mixture = mixture.packed(kernels)
@@ -76,16 +79,20 @@ def pack(graph: GraphModule, kernels: Kernels) -> int:
         for matrix in (mixture.up, mixture.down):
             num_bytes += matrix.nbytes
             if readers[_storage(matrix)] == 1 and matrix.numel() >= MIN_GIVEN_UP:
-                _give_up(graph, _storage(matrix))
+                give_up(graph, _storage(matrix))
     for lookup in [each for each in graph.children() if isinstance(each, Lookup)]:
         if readers[_storage(lookup.weight)] == 1 and lookup.pack(kernels):
-            _give_up(graph, _storage(lookup.weight))
+            give_up(graph, _storage(lookup.weight))
     graph.graph.eliminate_dead_code()
     return num_bytes
 
 
 def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _keep(_graph: GraphModule, _held: int) -> None:
+    """Leave a storage as it is."""
 
 
 def _give_up(graph: GraphModule, held: int) -> None:

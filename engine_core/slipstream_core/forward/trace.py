@@ -146,11 +146,14 @@ def trace(
     agree: Callable[[bool], bool] = bool,
     states: Sequence[MixerStates] = (),
     sites: dict[str, Site] | None = None,
+    *,
+    keeps_module: bool = False,
 ) -> Forward | None:
     """The module's forward, recorded and fused; None if the module has to run itself.
 
     agree: whether all ranks say so. states: of its mixers, if it has any; the forward then takes a
     FlatContext. sites: is filled with the linear layers that adapters may change; None: none may.
+    keeps_module: the module can run afterwards, from weights of its own beside the packed ones.
     """
     started = time.monotonic()
     plain = eager(module)
@@ -181,7 +184,9 @@ def trace(
         said = _first_line(failed)
         logger.info("the forward pass cannot be traced and runs as it is: %s", said)
         return None
-    traced = _with_packed(graph, traced, kernels, vocab_size, agree, states)
+    traced = _with_packed(
+        graph, traced, kernels, vocab_size, agree, states, keeps_module=keeps_module
+    )
     logger.debug("traced the forward pass in %.1f s", time.monotonic() - started)
     return traced
 
@@ -230,14 +235,16 @@ def _with_packed(
     vocab_size: int,
     agree: Callable[[bool], bool],
     states: Sequence[MixerStates] = (),
+    *,
+    keeps_module: bool = False,
 ) -> Forward:
     """The recording with packed matrices, and with decode steps as one call if possible.
 
-    Packing empties the module's weights, so the module cannot run any more: from here on a failure
-    raises or leaves the recording in use.
+    Unless it is kept, packing empties the module's weights, so the module cannot run any more: from
+    here on a failure raises or leaves the recording in use.
     """
     with torch.inference_mode():
-        if pack(graph, kernels):
+        if pack(graph, kernels, keeps_module=keeps_module):
             traced = compile_graph(graph)
         decode, failed = None, None
         try:

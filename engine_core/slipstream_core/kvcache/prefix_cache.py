@@ -2,8 +2,9 @@
 
 - A block's digest is blake2b of the digest of the block before it and of its own tokens (u32,
   little endian), so it stands for everything up to the block's end. The first block follows a
-  digest of the model's and the tenant's salts. Digests are equal in every process and on every
-  machine. (vLLM and SGLang chain their blocks in the same way.)
+  digest of the model's and the tenant's salts. Behind its tokens comes what `open` was given for
+  blocks with parts of images, whose placeholders are the same for all. Digests are equal in every
+  process and on every machine. (vLLM and SGLang chain their blocks in the same way.)
 - Only full blocks have digests. A digest belongs to one block at a time: a second block with the
   same content has none, and is free for anything when it is released.
 - A block is registered when the step that fills it is planned, if its tokens are on the host by
@@ -16,7 +17,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -27,6 +28,9 @@ from slipstream_ipc.arrays import Int32s, UInt32s
 _DIGEST_BYTES = 16
 _U32 = np.dtype("<u4")
 _NO_BLOCKS: Int32s = np.empty(0, np.int32)
+
+BlockMarks = Callable[[int, int], Sequence[bytes]]
+"""What besides tokens is in a request's blocks [start, stop), for each of them."""
 
 
 def next_digest(before: bytes, block_tokens: bytes) -> bytes:
@@ -42,18 +46,24 @@ class PrefixCache:
         self._block_bytes = 4 * block_size
         # by row: the root, and the digests of its full blocks so far; they outlive preemptions
         self._chains: dict[int, list[bytes]] = {}
+        self._marks_of: dict[int, BlockMarks] = {}  # by row, of those that have images
         self._block_of: dict[bytes, int] = {}
         self._name_of: list[bytes | None] = [None] * pool.num_blocks
         self.num_query_tokens = 0  # tokens of admitted requests
         self.num_hit_tokens = 0  # of those, tokens that were in the cache
 
-    def open(self, row: int, root: bytes) -> None:
-        """Start a request, whose blocks are named under this digest (`root_digest`)."""
+    def open(self, row: int, root: bytes, marks_of: BlockMarks | None = None) -> None:
+        """Start a request, whose blocks are named under this digest (`root_digest`). marks_of: what
+        besides tokens is in its blocks [start, stop); None: nothing is.
+        """
         self._chains[row] = [root]
+        if marks_of is not None:
+            self._marks_of[row] = marks_of
 
     def close(self, row: int) -> None:
         """Remove a request; its blocks keep their digests."""
         del self._chains[row]
+        self._marks_of.pop(row, None)
 
     def num_named(self, row: int) -> int:
         """The number of the request's blocks, from its first on, with a known digest."""
@@ -70,6 +80,13 @@ class PrefixCache:
         assert len(data) % self._block_bytes == 0, "only full blocks have digests"
         digest = chain[-1]
         size = self._block_bytes
+        if (marks_of := self._marks_of.get(row)) is not None:
+            num_named = len(chain) - 1
+            marks = marks_of(num_named, num_named + len(data) // size)
+            for number, mark in enumerate(marks):
+                digest = next_digest(digest, data[number * size : (number + 1) * size] + mark)
+                chain.append(digest)
+            return
         for start in range(0, len(data), size):  # as `next_digest`, whose call takes as long
             digest = blake2b(
                 digest + data[start : start + size], digest_size=_DIGEST_BYTES

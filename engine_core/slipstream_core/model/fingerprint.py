@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator
+from importlib.metadata import version
 from os import SEEK_END
 from pathlib import Path
 from typing import BinaryIO
@@ -28,6 +29,7 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 _NUM_SAMPLES = 16  # of a large file
 _SAMPLE_BYTES = 1024
 _MAX_HEADER_BYTES = 2**20
+_OF_PIXELS = ("pillow", "transformers")
 
 _logger = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ def fingerprint_of(config: CoreConfig, info: ModelInfo) -> bytes:
         digest.update(config.quantization.encode())
     if config.kv_cache_dtype != "auto":
         digest.update(CACHE_FORMATS[config.kv_cache_dtype].encode())
+    if info.encoder is not None:  # pixels depend on who makes them
+        digest.update(repr([version(name) for name in _OF_PIXELS]).encode())
     return _with_files(digest, config.model)
 
 

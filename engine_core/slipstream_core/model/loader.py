@@ -29,7 +29,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -66,6 +66,16 @@ from slipstream_core.model.hub import Source, incomplete, locate
 from slipstream_core.model.quantization import MXFP4, check_quantization, quantization_of
 from slipstream_core.model.random_weights import is_random, random_config
 from slipstream_core.model.rope import carried_len, freeze_frequencies
+from slipstream_core.model.sight import (
+    NO_PROCESSOR,
+    NO_SIGHT,
+    Sight,
+    blind,
+    media_process_of,
+    open_sight,
+    sees,
+    why_kept_apart,
+)
 from slipstream_core.model.sliced_head import slice_head
 from slipstream_core.model.text_tower import (
     TowerFinder,
@@ -91,7 +101,7 @@ from slipstream_core.model.unsupported import (
     take_counted_scale,
     unknown_kinds,
 )
-from slipstream_core.model.weight_sources import Wanted, no_room, source_of
+from slipstream_core.model.weight_sources import Wanted, downloaded, no_room, source_of
 from slipstream_core.sharding.rank import Rank
 from slipstream_core.sharding.sharding_plan import ShardingPlan, plan_for
 from slipstream_core.states.continuation_check import check_continuation
@@ -131,6 +141,7 @@ class LoadedModel:
     cache_format: CacheFormat = "auto"  # of keys and values
     is_stepped: bool = False  # some mixer computes chunks that continue a row token by token
     is_limited: bool = False  # some mixer limits the time steps of prompts, not of answers
+    sight: Sight = NO_SIGHT  # of images
 
     @property
     def state_bytes(self) -> int:
@@ -150,6 +161,8 @@ def load_model(
     override_generation_config: Mapping[str, float] | None = None,
     quantization: str | None = None,
     rank: Rank | None = None,
+    takes_images: bool = False,
+    why_no_images: str = "",
 ) -> LoadedModel:
     """Load a local folder or a hub id, or make a model of random weights (`random:NAME`).
 
@@ -160,13 +173,14 @@ def load_model(
     model's own, or vllm for none; `override_generation_config` replaces some of them.
     `quantization` is the checkpoint's own method, or a format of `kernels/codes/online.py`.
     `trust_remote_code` allows code from the model's folder to run, with the rights of this process.
-    With a `rank`, its slice is loaded; all ranks have to call this, in a process group. Raises
-    ModelLoadError.
+    With a `rank`, its slice is loaded; all ranks have to call this, in a process group. With
+    `takes_images` a model keeps its towers for them, if a trial shows that they are seen as by
+    transformers; `why_no_images` is a reason of the caller's not to. Raises ModelLoadError.
     """
     started = time.monotonic()
     target = target_device(name, device, rank)
     register()
-    with quiet():
+    with ExitStack() as if_failed, quiet():
         try:
             source = Source(name, True) if is_random(name) else locate(name)
             config = random_config(name) if is_random(name) else None
@@ -189,8 +203,20 @@ def load_model(
         geometry = tuple(layers.values())
         if has_states:
             refuse_states(name, config, target, rank)
-        if towers:
-            _tell_towers(name, config, towers, rank)
+        can_see = takes_images and not has_states and sees(config, towers, type(shell))
+        if can_see and not why_no_images:
+            is_plain = quantized is None and quantization is None and gguf_file is None
+            why_no_images = why_kept_apart(target, is_plain=is_plain, is_ranked=rank is not None)
+        process = None
+        if can_see and not why_no_images:
+            process = media_process_of(downloaded(name, source))
+            if process is None:
+                why_no_images = NO_PROCESSOR
+            else:
+                if_failed.callback(process.close)
+        keeps_towers = process is not None
+        if towers and not keeps_towers:
+            _tell_towers(name, config, towers, rank, why_no_images)
         num_parameters = sum(parameter.numel() for parameter in shell.parameters())
         plan = None if rank is None else _sharding_plan(name, shell, geometry, rank)
         share = 1 if rank is None else rank.size
@@ -220,6 +246,7 @@ def load_model(
             is_coded=is_coded,
             trust_remote_code=trust_remote_code,
             towers=towers,
+            keeps_towers=keeps_towers,
             plan=plan,
             rank=rank,
         )
@@ -264,10 +291,17 @@ def load_model(
             check_independence(module, vocab_size=text.vocab_size, max_model_len=limit)
         except Exception as error:
             raise refusal(name, config, f"cannot be served ({brief(error)})") from error
+        sight = NO_SIGHT
+        if process is not None:
+            sight = open_sight(name, module, config, towers, process)
+            kept += sight.num_bytes
+        elif can_see:
+            sight = blind(config, why_no_images)
         head_is_sliced = rank is not None and slice_head(module, text.vocab_size, rank)
         default_sampling = _default_sampling(
             name, module, generation_config, override_generation_config or {}
         )
+        if_failed.pop_all()
     logger.info(
         "loaded %s: %.2f GiB in %.1f s",
         name,
@@ -290,6 +324,7 @@ def load_model(
         states=states,
         is_stepped=is_stepped,
         is_limited=is_limited,
+        sight=sight,
     )
 
 
@@ -568,7 +603,7 @@ def _geometry(
 
 
 def _tell_towers(
-    name: str, config: PreTrainedConfig, towers: tuple[str, ...], rank: Rank | None
+    name: str, config: PreTrainedConfig, towers: tuple[str, ...], rank: Rank | None, why: str
 ) -> None:
     """Log that a multimodal model is served as text. Raises ModelLoadError for a rank's slice."""
     if rank is not None:
@@ -577,7 +612,8 @@ def _tell_towers(
             f"{class_name(config)} is served as text, and such models are not cut for several "
             "devices; set tensor_parallel_size to 1",
         )
-    logger.info("%s is served as text, without %s", name, ", ".join(towers))
+    because = f": {why}" if why else ""
+    logger.info("%s is served as text, without %s%s", name, ", ".join(towers), because)
 
 
 def _eos_token_ids(

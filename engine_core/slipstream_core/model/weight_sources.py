@@ -64,7 +64,8 @@ class Wanted:
     """The model that weights are for, and where and in which type it computes.
 
     shell: the model without values. gguf_file: its file, if it is unfolded from one. towers: names
-    of parts that it does not need. is_coded: it may compute with coded matrices.
+    of parts that it does not need to answer a text. keeps_towers: they stay, to see images.
+    is_coded: it may compute with coded matrices.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Wanted:
     is_coded: bool
     trust_remote_code: bool = False
     towers: tuple[str, ...] = ()
+    keeps_towers: bool = False
     plan: ShardingPlan | None = None
     rank: Rank | None = None
 
@@ -224,7 +226,8 @@ class _Checkpoint:
         names = names_of_matrices(wanted.shell)
         with nullcontext() if self._sixteen is None else left_in(self._sixteen, names):
             module = _loaded(wanted)
-        remove_towers(module, wanted.towers)
+        if not wanted.keeps_towers:
+            remove_towers(module, wanted.towers)
         if wanted.quantization is not None:
             widen(module, wanted.dtype)
         if self._sixteen is not None or self._online is not None:
@@ -237,7 +240,7 @@ class _Quantised:
 
     def __init__(self, wanted: Wanted, quantization: Quantization) -> None:
         self._wanted = wanted
-        folder = _downloaded(wanted)
+        folder = downloaded(wanted.name, wanted.source)
         try:
             self._tensors = QuantisedTensors(folder, quantization.method, quantization.settings)
         except (QuantisedWeightError, DamagedFileError, OSError) as error:
@@ -320,9 +323,8 @@ def sixteen_bits(source: Source, shell: PreTrainedModel) -> torch.dtype | None:
     return None if headers is None else dtype_of_matrices(headers, shell)
 
 
-def _downloaded(wanted: Wanted) -> Path:
-    """The folder of a checkpoint, downloaded if need be."""
-    source = wanted.source
+def downloaded(name: str, source: Source) -> Path:
+    """The folder of a checkpoint, downloaded if need be. Raises ModelLoadError."""
     if source.local_only:
         folder = local_folder(source)
         assert folder is not None
@@ -333,9 +335,7 @@ def _downloaded(wanted: Wanted) -> Path:
             snapshot_download(source.path, revision=source.revision, allow_patterns=patterns)
         )
     except Exception as error:  # whatever the network has
-        raise ModelLoadError(
-            wanted.name, f"its weights could not be loaded ({brief(error)})"
-        ) from error
+        raise ModelLoadError(name, f"its weights could not be loaded ({brief(error)})") from error
 
 
 def _loaded(
@@ -399,6 +399,8 @@ def _loaded(
             f"its checkpoint lacks {len(absent)} of the weights, or has them in another shape, "
             f"{absent[0]} among them",
         )
+    if wanted.keeps_towers and any(is_within(each, wanted.towers) for each in lacking):
+        remove_towers(module, wanted.towers)  # as if they were not to be kept
     is_quantised = wanted.quantization is not None
     refuse_leftovers(name, report["unexpected_keys"], config, is_quantised=is_quantised)
     assert isinstance(module, PreTrainedModel)

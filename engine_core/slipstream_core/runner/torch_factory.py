@@ -76,6 +76,8 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         override_generation_config=config.override_generation_config,
         quantization=config.quantization,
         rank=rank,
+        takes_images=True,
+        why_no_images=_why_no_images(config),
     )
     model = replace(model, cache_format=CACHE_FORMATS[config.kv_cache_dtype])
 
@@ -163,6 +165,13 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         raise
 
 
+def _why_no_images(config: CoreConfig) -> str:
+    """The reason in these settings to serve a vision model as text; empty: there is none."""
+    if config.language_model_only:
+        return "language_model_only is set"
+    return "" if config.lora is None else "enable_lora is set, and adapters do not reach its images"
+
+
 def bytes_of_adapters(lora: LoraConfig) -> int:
     """Memory of adapters: all that they may take, or else what lies in their folders now."""
     if lora.gib is not None:
@@ -177,6 +186,8 @@ def bytes_of_adapters(lora: LoraConfig) -> int:
 def packs_weights(model: LoadedModel, memory: HostMemory | None) -> bool:
     """True if memory suffices to copy mapped weights into a faster layout; warns if it does not."""
     mapped = sum(weight.nbytes for weight in model.module.parameters()) - model.kept_bytes
+    if model.sight.vision is not None:
+        mapped += model.kept_bytes  # its module keeps weights of its own
     if memory is None or mapped <= memory.available:
         return True
     logger.warning(

@@ -23,11 +23,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec import structs
 
 from slipstream_core.adapters.adapter_store import FolderAdapters
 from slipstream_core.adapters.adapter_table import AdapterTable
@@ -72,7 +73,7 @@ from slipstream_core.states.mixers import MixingContext
 from slipstream_core.states.state_pool import StatePool, StateStep
 from slipstream_core.step.device_thread import DeviceThread
 from slipstream_core.step.drafts import unfold
-from slipstream_core.step.plan import ModelInfo, StepFailed, StepPlan, StepResult
+from slipstream_core.step.plan import MediaPlan, ModelInfo, StepFailed, StepPlan, StepResult
 from slipstream_core.step.staging import CardCopies, Copies, Staging, to_device
 from slipstream_ipc.arrays import Int32s, Int64s
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
@@ -94,6 +95,15 @@ class KernelConfig:
     threads: int | None = None  # of a CPU; None: as many as torch has
     capture: CaptureConfig = NO_CAPTURE
     copies: Copies | None = None  # in tests: in place of a card's; a CPU takes a card's path then
+
+
+class _Inputs(NamedTuple):
+    """The inputs of a step's forward."""
+
+    ids: torch.Tensor  # [T]
+    positions: torch.Tensor  # [T]
+    keep: torch.Tensor  # of the tokens whose logits are wanted
+    context: AttentionContext
 
 
 class TorchRunner:
@@ -142,6 +152,8 @@ class TorchRunner:
             has_states=bool(model.states),
             caches_answers=not model.is_limited,
             num_snapshots=num_snapshots,
+            media=model.sight.card,
+            encoder=model.sight.encoder,
         )
         if model.device.type == "cuda":
             # cuDNN plans on the host for every new shape, and decode steps keep changing shape
@@ -196,6 +208,7 @@ class TorchRunner:
                 model.device,
                 num_snapshots=num_snapshots,
             )
+        self._vision = model.sight.vision
         self._sites: dict[str, Site] | None = None if lora is None else {}
         if kernel_config.packs:
             self._model = self._forward_of(model, has_triton=triton is not None)
@@ -255,6 +268,7 @@ class TorchRunner:
                 agree,
                 states=model.states,
                 sites=self._sites,
+                keeps_module=model.sight.vision is not None,
             )
             recorded = traced()
             if recorded is None and widen_codes(model.module):
@@ -338,6 +352,8 @@ class TorchRunner:
         """Stop the device's thread and free the cache. Idempotent."""
         self._sampling.masks.close()  # unblocks a step that waits for masks
         self._thread.close()
+        if self.info.encoder is not None:
+            self.info.encoder.close()
         self._graphs = self._attention = None  # both reference the cache
         self._layers, self._states = [], None
         if self._tracer is not None:
@@ -480,11 +496,17 @@ class TorchRunner:
         tokens, kept = order.tokens, order.last[plan.samples]
         if plan.prompt is not None:  # prefill tokens keep the plan's positions in either order
             kept = np.concatenate([kept, plan.prompt.tokens])
+        positions_of = plan.positions
+        if plan.rope_deltas.any():
+            positions_of = positions_of + np.repeat(plan.rope_deltas, plan.query_lens)
         ids, sources, positions, keep = self._sent(
-            plan.token_ids[tokens], plan.gather_slots[tokens], plan.positions[tokens], kept
+            plan.token_ids[tokens], plan.gather_slots[tokens], positions_of[tokens], kept
         )
         ids = torch.where(sources < 0, ids, self._sampling.last_token[sources.clamp(min=0)])
         context = self._attention.of_plan(plan, order, self._tables)
+        if plan.media is not None:
+            inputs = _Inputs(ids, positions, keep, context)
+            return self._with_images(inputs, plan.media, order.tokens)
         if self.adapters is not None:
             assert isinstance(context, CpuContext)
             of_tokens = np.repeat(plan.adapters, plan.query_lens)
@@ -492,6 +514,20 @@ class TorchRunner:
         if self._states is not None:
             context = self._with_mixers(context, self._states, plan, order.rows)
         return self._model(ids[None], positions[None], keep, context)[0]
+
+    def _with_images(self, inputs: _Inputs, media: MediaPlan, tokens: Selector) -> torch.Tensor:
+        """The logits of a step with images, by the model's own module. tokens: the plan's, in the
+        order of the inputs.
+        """
+        assert self._vision is not None
+        at = media.tokens
+        if not isinstance(tokens, slice):
+            places = np.empty(len(tokens), np.int64)
+            places[tokens] = np.arange(len(tokens))
+            at = places[at]
+            if media.rope is not None:
+                media = structs.replace(media, rope=np.ascontiguousarray(media.rope[:, tokens]))
+        return self._vision.forward(*inputs, media, torch.from_numpy(at))
 
     def _sent(self, *columns: npt.NDArray[np.generic]) -> Sequence[torch.Tensor]:
         """The columns as device tensors; with staging, one copy moves all of them."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from slipstream_core.kvcache.block_pool import BlockPool
 from slipstream_core.kvcache.eviction_age import EvictionAge
 from slipstream_core.kvcache.prefix_cache import PrefixCache
 from slipstream_core.kvcache.snapshots import Snapshots
+from slipstream_core.media.places import MediaPlaces
 from slipstream_core.scheduler.answer_marks import AnswerMarks
 from slipstream_core.scheduler.launched_steps import BlockUse, LaunchedSteps
 from slipstream_core.scheduler.request_table import NO_SLOT, RequestTable, SlotTable
@@ -131,10 +133,11 @@ class RequestBlocks:
         """Tokens of admitted requests that were found in the prefix cache."""
         return 0 if self._cache is None else self._cache.num_hit_tokens
 
-    def open(self, row: int, prefix_root: bytes) -> None:
+    def open(self, row: int, prefix_root: bytes, media: MediaPlaces | None = None) -> None:
         """Start a request."""
         if self._cache is not None:
-            self._cache.open(row, prefix_root)
+            marks_of = None if media is None else partial(media.block_marks, self._block_size)
+            self._cache.open(row, prefix_root, marks_of)
 
     def close(self, rows: Int64s) -> None:
         """Remove requests, which hold no blocks any more."""

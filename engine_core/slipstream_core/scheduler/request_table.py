@@ -22,6 +22,7 @@ import numpy as np
 
 from slipstream_core.grammar.reasoning.reasoning_state import NEVER, ReasoningState
 from slipstream_core.kvcache.block_pool import NULL_BLOCK
+from slipstream_core.media.places import MediaPlaces
 from slipstream_core.scheduler.constraint_columns import ConstraintColumns, TokenConstraints
 from slipstream_core.scheduler.logprob_budget import step_len
 from slipstream_core.step.limits import NO_ROW
@@ -65,11 +66,17 @@ class NewRequest:
     masked_ids: Collection[int] = ()  # not sampled while `reasoning.masks_ids`
     adapter: int = -1  # its place; -1: none
     prediction_ids: bytes = b""  # of what it will probably say
+    media: MediaPlaces | None = None  # its images; None: it has none
 
     @property
     def top_k(self) -> int:
         """0 is off."""
         return max(self.spec.params.top_k, 0)
+
+    @property
+    def rope_delta(self) -> int:
+        """See `MediaPlaces`."""
+        return 0 if self.media is None else self.media.rope_delta
 
     @property
     def num_logprobs(self) -> int:
@@ -106,6 +113,7 @@ class RequestTable(RowTable, also=_SAMPLED_COLUMNS):
     turn: Int64s = column(np.int64)  # among tenants of equal priority; see `waiting_queue`
     prompt_len: Int64s = column(np.int64)
     adapter: Int32s = column(np.int32, -1)
+    rope_delta: Int32s = column(np.int32)  # see `MediaPlaces`
     limit: Int64s = column(np.int64)  # tokens, prompt included, that it may grow to
     run_ahead: Int64s = column(np.int64)  # outputs that may be unacknowledged
     logprob_limit: Int64s = column(
@@ -158,6 +166,7 @@ class RequestTable(RowTable, also=_SAMPLED_COLUMNS):
             self.logprob_limit[row] = known + step_len(request.num_logprobs)
             self.num_growing += 1
         self.adapter[row] = request.adapter
+        self.rope_delta[row] = request.rope_delta
         self.known[row] = known
         self.computed[row] = 0
         self.masked_until[row] = 0

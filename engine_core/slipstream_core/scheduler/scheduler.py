@@ -39,6 +39,7 @@ from msgspec.structs import replace
 
 from slipstream_core.drafting.drafter import Drafter, Drafts
 from slipstream_core.kvcache.snapshots import Snapshots
+from slipstream_core.media.places import MediaPlaces, media_plan
 from slipstream_core.scheduler.decode_batch import DecodeBatch, SteadyDecode
 from slipstream_core.scheduler.launched_steps import Launched, LaunchedSteps, Sampled
 from slipstream_core.scheduler.logprob_budget import LogprobBudget, outputs_bytes, step_len
@@ -130,6 +131,7 @@ class Scheduler:
             logprob_budget=self._logprob_budget,
         )
         self._prompts = PromptLogprobRows(tokens)
+        self._media: dict[int, MediaPlaces] = {}  # by row, of those alive
         self._prefill = Prefill(
             self._requests, self._slots, self._blocks, self._running_set, self._prompts, tokens
         )
@@ -269,7 +271,9 @@ class Scheduler:
         self._requests.add(request, known=known, limit=limit, run_ahead=run_ahead)
         if request.reasoning is not None:
             self._reasoning.add(row, request.reasoning, request.masked_ids)
-        self._blocks.open(row, request.prefix_root)
+        self._blocks.open(row, request.prefix_root, request.media)
+        if request.media is not None:
+            self._media[row] = request.media
         if request.num_prompt_logprobs >= 0:
             self._prompts.add(row, request.prompt_len, request.num_prompt_logprobs)
         self._suspects.added(row)
@@ -328,7 +332,10 @@ class Scheduler:
         if not len(decoding) and not chunks:
             return None
         drafts = None
-        if self._drafter is not None and not (self._in_flight or self._suspects) and len(decoding):
+        is_drafted = self._drafter is not None and not (self._in_flight or self._suspects)
+        if is_drafted and self._media and self._computes_images(decoding, chunks):
+            is_drafted = False  # the places of images among tokens are those without drafts
+        if self._drafter is not None and is_drafted and len(decoding):
             num_beside = sum(count for _, count in chunks)
             drafts = self._drafts(self._drafter, decoding, num_beside, acked)
         return self._plan(decoding, chunks, drafts)
@@ -671,6 +678,8 @@ class Scheduler:
         plan = self._launch(columns, rows, generations, fronts)
         if self._prompts and chunks:
             plan = self._prompts.extend(plan, rows.array)
+        if self._media:
+            plan = self._with_media(plan, rows.array)
         computed = plan.kv_lens if drafts is None else plan.kv_lens - drafts.lens
         requests.computed[rows.array] = computed
         requests.known[rows.array] += plan.samples
@@ -687,6 +696,21 @@ class Scheduler:
                 block_size=self._block_size,
             )
         return plan
+
+    def _computes_images(self, decoding: RowSet, chunks: list[Chunk]) -> bool:
+        """True if some row's next tokens are in front of the end of its last image."""
+        computed, media = self._requests.computed, self._media
+        rows = [*decoding.tolist(), *(row for row, _ in chunks)]
+        return any(row in media and computed[row] < media[row].end for row in rows)
+
+    def _with_media(self, plan: StepPlan, rows: Int64s) -> StepPlan:
+        """The plan with the images that its rows [R] compute tokens of, if any does."""
+        places = [self._media.get(row) for row in rows.tolist()]
+        counts = plan.query_lens.astype(np.int64)
+        media = media_plan(
+            places, plan.kv_lens - counts, counts, plan.positions, plan.rope_deltas.astype(np.int64)
+        )
+        return plan if media is None else replace(plan, media=media)
 
     def _drafts(
         self, drafter: Drafter, decoding: RowSet, num_beside: int, acked: Acked
@@ -802,5 +826,6 @@ class Scheduler:
         self._running_set.remove(rows)
         if self._reasoning:
             self._reasoning.remove(rows)
-        for row in rows.tolist() if self._prompts else ():
+        for row in rows.tolist() if self._prompts or self._media else ():
             self._prompts.remove(row)
+            self._media.pop(row, None)

@@ -35,11 +35,11 @@ import numpy.typing as npt
 
 from slipstream_core.step.columns import Column, Over, PlanColumn, columns_of
 from slipstream_core.step.constraint_plan import ConstraintPlan
-from slipstream_ipc.arrays import Bools, Float32s, Int32s, Int64s
+from slipstream_ipc.arrays import Bools, Float32s, Int32s, Int64s, UInt32s
 from slipstream_ipc.history.logprob_log import Logprobs as Logprobs
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.history.wide_logprobs import Candidates as Candidates
-from slipstream_ipc.messages import AdapterRef, SamplingDefaults
+from slipstream_ipc.messages import AdapterRef, MediaCard, SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +102,27 @@ class SnapshotPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False
     alternation: Alternation | None = None  # all other rows keep their states in their slots
 
 
+class ItemFeatures(Protocol):
+    """An image as a model's language part sees it: rows, each in the place of a placeholder."""
+
+    def __len__(self) -> int:
+        """The number of rows."""
+
+    def __hash__(self) -> int:
+        """By identity."""
+
+
+class MediaPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
+    """The images in a step: N of its T tokens are placeholders, in I pieces of images."""
+
+    tokens: Int64s  # [N] indices among the T tokens
+    features: tuple[ItemFeatures, ...]  # [I] the image of each piece, in the order of its tokens
+    starts: Int64s  # [I] its first row in the step
+    counts: Int64s  # [I] its rows there
+    # [3, T] positions of all tokens for rotary embeddings, where a model has three to a token
+    rope: Int64s | None = None
+
+
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """One step over T tokens of R requests, of which S are sampled."""
 
@@ -125,6 +146,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     samples: Annotated[Bools, Column("R", fill=True, sent="always")]
     # the place of the row's adapter; -1: none
     adapters: Annotated[Int32s, Column("R", least=-1, source="adapter", fill=-1)]
+    # how far the positions of the row's tokens are from their numbers, behind its images
+    rope_deltas: Annotated[Int32s, Column("R", source="rope_delta")]
 
     # entries of block tables that are new in this step, [E]: all different
     table_slots: Annotated[Int64s, Column("E", "rows", sent="always")]
@@ -164,6 +187,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     # [R] how many of a row's last tokens are drafts, if any are: then all are sampled behind, with
     # the row's last known token in front of them (`drafts`)
     draft_lens: Int64s | None = None
+    media: MediaPlan | None = None  # if some row computes tokens in front of its last image's end
     # ranks sample from their slices of the logits (`slice_sampling`); the first one says so
     sliced: bool = False
 
@@ -299,6 +323,22 @@ class AdapterStore(Protocol):
         """Memory of what is at a place."""
 
 
+class ImageEncoder(Protocol):
+    """Makes features of images' files."""
+
+    def prepare_thread(self) -> None:
+        """Make ready the thread that calls `encode`."""
+
+    def encode(self, data: bytes, max_pixels: int) -> ItemFeatures:
+        """The features of an image. Raises ImageError, and whatever the model raises."""
+
+    def with_rope(self, prompt: UInt32s, places: Any) -> Any:
+        """A prompt's MediaPlaces with positions, where the model has three to a token."""
+
+    def close(self) -> None:
+        """End the process that decodes images. For any thread."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The properties of a loaded model that the rest of the core uses."""
@@ -321,6 +361,8 @@ class ModelInfo:
     adapters: tuple[AdapterRef, ...] = ()  # that requests may name, by their places
     retired_adapters: tuple[AdapterRef, ...] = ()  # behind them, that older streams may have
     adapter_store: AdapterStore | None = None  # where there can be adapters
+    media: MediaCard | None = None  # of images; None: it is made for text alone
+    encoder: ImageEncoder | None = None  # where it takes images
 
 
 class StepFailed(Exception):  # noqa: N818  (an outcome of a step, named like the field's results)

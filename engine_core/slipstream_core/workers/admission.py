@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from slipstream_core.grammar.matcher import GrammarMatcher
 from slipstream_core.grammar.reasoning.reasoning_state import ReasoningState
+from slipstream_core.media.places import MediaPlaces
 from slipstream_core.scheduler.constraint_columns import token_constraints
 from slipstream_core.scheduler.request_table import NewRequest
 from slipstream_core.workers.adapters import Adapters
@@ -24,7 +25,7 @@ from slipstream_ipc.crash_note import ID_BYTES
 from slipstream_ipc.errors import BadRequest, ProtocolError
 from slipstream_ipc.messages import Admit, Fault, ModelCard, ReasoningIds
 from slipstream_ipc.messages.budgets import MAX_CORE_MESSAGE_BYTES
-from slipstream_ipc.validation.media import media_bytes
+from slipstream_ipc.validation.media import media_bytes, why_no_media
 from slipstream_ipc.validation.request_spec import content_of
 from slipstream_ipc.validation.sampling_params import check_logprob_bytes, check_num_logprobs
 from slipstream_ipc.validation.structured_output import check_ending
@@ -108,11 +109,19 @@ class Admission:
         except BadRequest as error:
             return error.fault
         return (
-            self._logprobs_objection(admit, total)
+            self._media_objection(admit)
+            or self._logprobs_objection(admit, total)
             or self.adapters.objection(admit.spec)
             or self.engine_objection(admit)
             or self._overload(admit, waiting)
         )
+
+    def _media_objection(self, admit: Admit) -> Fault | None:
+        if admit.media and (why := why_no_media(self.card)):
+            return Fault("bad_request", why, "media")
+        if admit.media and admit.spec.params.prompt_logprobs is not None:
+            return Fault("bad_request", "with images, allowed: None", "prompt_logprobs")
+        return None
 
     def _logprobs_objection(self, admit: Admit, total: int) -> Fault | None:
         params, num_prompt = admit.spec.params, len(admit.prompt_ids) // 4
@@ -211,8 +220,11 @@ def new_request(
     grammar: GrammarMatcher | None = None,
     reasoning: ReasoningState | None = None,
     adapter: int = -1,
+    media: MediaPlaces | None = None,
 ) -> NewRequest:
-    """The scheduler's request for a registration. adapter: its place; -1: none."""
+    """The scheduler's request for a registration. adapter: its place; -1: none. media: the places
+    of its images.
+    """
     admit = stream.registration
     params, derived = admit.spec.params, admit.derived
     end_ids = () if grammar is None else grammar.end_ids
@@ -236,4 +248,5 @@ def new_request(
         masked_ids=() if reasoning is None else reasoning.masked_ids(end_ids),
         adapter=adapter,
         prediction_ids=derived.prediction_ids,
+        media=media,
     )

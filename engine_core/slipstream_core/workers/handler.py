@@ -119,7 +119,9 @@ class WorkerHandler:
 
     @property
     def num_pending(self) -> int:
-        """Registrations that wait for their grammar, or for room for their log-probabilities."""
+        """Registrations that wait for their images, their grammar, or for room for their
+        log-probabilities.
+        """
         return len(self._pending)
 
     @property
@@ -188,7 +190,7 @@ class WorkerHandler:
                     AdmissionRefused(ready.admit.stream_id, ready.fault, ready.admit.begun.moves)
                 )
             else:
-                self._manager.add_stream(ready.worker, ready.admit, ready.grammar, now)
+                self._manager.add_stream(ready.worker, ready.admit, ready.grammar, now, ready.media)
 
     def _finish_changes(self, now: float) -> None:
         """Tell all workers of the adapters that have changed, then those that asked."""
@@ -418,7 +420,7 @@ class WorkerHandler:
         if fault_or_none is not None:
             self._pending.drop(admit.stream_id)
             sender.enqueue(AdmissionRefused(admit.stream_id, fault_or_none, moves))
-        elif admit.spec.params.structured_outputs is None and self._pending.reserve(admit):
+        elif self._pending.is_ready(admit) and self._pending.reserve(admit):
             self._manager.add_stream(worker, admit, None, self._now)
         else:
             self._pending.put(worker, admit)

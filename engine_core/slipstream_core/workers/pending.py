@@ -1,4 +1,5 @@
-"""Registrations that wait for their grammar to compile, or for room for their log-probabilities.
+"""Registrations that wait for their images, for their grammar to compile, or for room for their
+log-probabilities, in this order.
 
 - A pending registration has no row, and counts as waiting.
 - Log-probabilities are kept until a stream is forgotten, in core and worker alike, so a stream is
@@ -17,6 +18,8 @@ from msgspec.structs import replace
 
 from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.matcher import CallMatcher, GrammarMatcher
+from slipstream_core.media.places import MediaPlaces
+from slipstream_core.media.preparer import MediaPreparer
 from slipstream_core.scheduler.logprob_budget import LogprobBudget, first_bytes
 from slipstream_core.workers.adapters import Adapters
 from slipstream_core.workers.admission import num_tokens_of
@@ -25,21 +28,30 @@ from slipstream_ipc.messages import MAX_LEFT_OUT, Admit, Fault
 
 @dataclass(frozen=True, slots=True)
 class ReadyAdmission:
-    """A registration that is pending no longer, and the outcome of its grammar."""
+    """A registration that is pending no longer, and the outcome of its grammar and its images."""
 
     worker: bytes
     admit: Admit
     grammar: GrammarMatcher | CallMatcher | None = None
     fault: Fault | None = None  # in this case no room was reserved
+    media: MediaPlaces | None = None  # which whoever takes it releases
 
 
 class PendingAdmissions:
     """Pending registrations by stream id."""
 
     def __init__(
-        self, compiler: GrammarCompiler, logprob_budget: LogprobBudget, adapters: Adapters
+        self,
+        compiler: GrammarCompiler,
+        logprob_budget: LogprobBudget,
+        adapters: Adapters,
+        images: MediaPreparer | None = None,
     ) -> None:
-        """adapters: those of pending registrations are not dropped."""
+        """adapters: those of pending registrations are not dropped. images: None where there can be
+        none.
+        """
+        self._images = images
+        self._places: dict[bytes, MediaPlaces] = {}  # by id, of those whose images are prepared
         self._compiler = compiler
         self._adapters = adapters
         self._logprob_budget = logprob_budget
@@ -58,7 +70,8 @@ class PendingAdmissions:
         """True if `ready` has anything to look at: an admission that is pending, or was while its
         grammar was compiled.
         """
-        return bool(self._by_id or self._compiler.num_jobs)
+        num_images = 0 if self._images is None else self._images.num_jobs
+        return bool(self._by_id or self._compiler.num_jobs or num_images)
 
     @property
     def num_tokens(self) -> int:
@@ -73,17 +86,25 @@ class PendingAdmissions:
         """The worker and the registration pending under this id, or None."""
         return self._by_id.get(stream_id)
 
+    @staticmethod
+    def is_ready(admit: Admit) -> bool:
+        """True if there is nothing to make for a registration: it may have room at once."""
+        return not admit.media and admit.spec.params.structured_outputs is None
+
     def put(self, worker: bytes, admit: Admit) -> None:
         """Hold a registration until `ready` returns it; replaces an earlier one of the same id.
 
-        Call it for a registration with a grammar, or one that found no room (`reserve`).
+        Call it for a registration with a grammar or images, or one that found no room (`reserve`).
         """
         self._remove(admit.stream_id)
         self._by_id[admit.stream_id] = worker, admit
         self._adapters.hold(admit.spec)
         self._nums[admit.spec.tenant] += 1
         self._num_tokens[admit.spec.tenant] += num_tokens_of(admit)
-        if admit.spec.params.structured_outputs is not None:
+        if admit.media and self._images is not None:
+            self._asks_no_more(admit.stream_id)
+            self._images.submit(admit)
+        elif admit.spec.params.structured_outputs is not None:
             self._asks_no_more(admit.stream_id)
             self._compiler.submit(admit)
         else:
@@ -103,6 +124,8 @@ class PendingAdmissions:
 
     def ready(self) -> Iterator[ReadyAdmission]:
         """Take the registrations that are refused, or admitted with room reserved."""
+        if self._images is not None:
+            yield from self._with_images(self._images)
         for compiled in self._compiler.take_compiled():
             worker, admit = self._by_id.get(compiled.admit.stream_id, (b"", None))
             if admit is not compiled.admit:
@@ -111,20 +134,45 @@ class PendingAdmissions:
                 names = dict.fromkeys((*admit.derived.left_out, *compiled.left_out))
                 left_out = tuple(names)[:MAX_LEFT_OUT]
                 admit = replace(admit, derived=replace(admit.derived, left_out=left_out))
-            found = ReadyAdmission(worker, admit, compiled.state, compiled.fault)
-            if found.fault is None and not self.reserve(admit):
-                self._ask(found)
-            else:
-                self.drop(admit.stream_id)
-                yield found
+            places = None if compiled.fault else self._places.pop(admit.stream_id, None)
+            found = ReadyAdmission(worker, admit, compiled.state, compiled.fault, places)
+            if (taken := self._taken(found)) is not None:
+                yield taken
         # first the streams that another core accepted, up to their own bound
         for queue in (self._asking_again, self._asking):
             while queue:
                 asking = next(iter(queue.values()))
                 if not self._reserve(asking.admit):
                     break
+                del queue[asking.admit.stream_id]
                 self.drop(asking.admit.stream_id)
                 yield asking
+
+    def _with_images(self, images: MediaPreparer) -> Iterator[ReadyAdmission]:
+        """Take the registrations whose images are prepared, as `ready` does."""
+        for prepared in images.take_prepared():
+            admit, places = prepared.admit, prepared.places
+            worker, pending = self._by_id.get(admit.stream_id, (b"", None))
+            if pending is not admit:
+                if places is not None:
+                    images.release(places)
+                continue  # dropped or replaced meanwhile
+            has_grammar = admit.spec.params.structured_outputs is not None
+            if has_grammar and places is not None:
+                self._places[admit.stream_id] = places
+                self._compiler.submit(admit)
+                continue
+            found = ReadyAdmission(worker, admit, fault=prepared.fault, media=places)
+            if (taken := self._taken(found)) is not None:
+                yield taken
+
+    def _taken(self, found: ReadyAdmission) -> ReadyAdmission | None:
+        """An admission that is pending no longer; None if it queues for room now."""
+        if found.fault is None and not self.reserve(found.admit):
+            self._ask(found)
+            return None
+        self.drop(found.admit.stream_id)
+        return found
 
     def reserve(self, admit: Admit) -> bool:
         """Reserve room for a stream that is admitted now; return True if there was any.
@@ -148,12 +196,21 @@ class PendingAdmissions:
         queue[admit.stream_id] = admission
 
     def _asks_no_more(self, stream_id: bytes) -> None:
-        self._asking.pop(stream_id, None)
-        self._asking_again.pop(stream_id, None)
+        for queue in (self._asking, self._asking_again):
+            asking = queue.pop(stream_id, None)
+            if asking is not None:
+                self._release(asking.media)
+
+    def _release(self, places: MediaPlaces | None) -> None:
+        if places is not None and self._images is not None:
+            self._images.release(places)
 
     def _remove(self, stream_id: bytes) -> None:
         _, admit = self._by_id.pop(stream_id, (b"", None))
+        self._release(self._places.pop(stream_id, None))
         if admit is not None:
+            if admit.media and self._images is not None:
+                self._images.withdraw(stream_id)
             self._adapters.release(admit.spec)
             self._nums[admit.spec.tenant] -= 1
             self._num_tokens[admit.spec.tenant] -= num_tokens_of(admit)

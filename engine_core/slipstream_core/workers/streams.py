@@ -20,6 +20,8 @@ from msgspec.structs import replace
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.matcher import CallMatcher, GrammarMatcher
 from slipstream_core.grammar.reasoning.reasoning_state import reasoning_state
+from slipstream_core.media.places import MediaPlaces
+from slipstream_core.media.preparer import MediaPreparer
 from slipstream_core.scheduler.constraint_columns import permitted_mask
 from slipstream_core.scheduler.engine_counters import EngineCounters
 from slipstream_core.scheduler.logprob_budget import LogprobBudget, first_bytes, stream_bytes
@@ -61,7 +63,11 @@ class StreamManager:
         logprob_budget: LogprobBudget,
         counters: EngineCounters,
         adapters: Adapters,
+        images: MediaPreparer | None = None,
     ) -> None:
+        """images: None where there can be none."""
+        self._images = images
+        self._media: dict[int, MediaPlaces] = {}  # by row, of streams that have not ended
         self.store = store
         self.senders: dict[bytes, WorkerSender] = {}  # by identity of the worker
         self._scheduler = scheduler
@@ -81,8 +87,9 @@ class StreamManager:
         admit: Admit,
         grammar: GrammarMatcher | CallMatcher | None,
         now: float,
+        media: MediaPlaces | None = None,
     ) -> None:
-        """Admit a stream: give it a row and queue it.
+        """Admit a stream: give it a row and queue it. media: of its images, released at its end.
 
         Its room for log-probabilities has been reserved (`PendingAdmissions.reserve`).
         """
@@ -105,7 +112,10 @@ class StreamManager:
         if isinstance(grammar, CallMatcher):
             grammar = None
         self._adapters.hold(admit.spec)
-        request = new_request(stream, grammar, reasoning, self._adapters.place_of(admit.spec))
+        place = self._adapters.place_of(admit.spec)
+        request = new_request(stream, grammar, reasoning, place, media)
+        if media is not None:
+            self._media[stream.row] = media
         if grammar is not None or reasoning is not None:
             own = request.constraints
             self._grammars.add(
@@ -245,6 +255,9 @@ class StreamManager:
         stream.is_over = True
         if stream.registration.media:  # nothing is computed of them any more
             stream.registration = replace(stream.registration, media=())
+            places = self._media.pop(stream.row, None)
+            if places is not None and self._images is not None:
+                self._images.release(places)
         self._untimed.pop(stream.row, None)
         self._counters.request_ended(stream.row, time.monotonic())
         self._scheduler.remove(stream.row)

@@ -145,11 +145,15 @@ from slipstream_ipc.messages.kept import (
 )
 from slipstream_ipc.messages.media import (
     MAX_MEDIA_ITEMS,
+    ImageToPrepare,
     Media,
     MediaCard,
     MediaItem,
     MediaKind,
+    MediaProcessConfig,
     MediaSize,
+    PixelArray,
+    PreparedImage,
 )
 from slipstream_ipc.messages.model_card import AdapterRef, ModelCard, NamedPrompt, PoolingCard
 from slipstream_ipc.messages.pooling import (
@@ -300,6 +304,7 @@ __all__ = [
     "GrammarProcessConfig",
     "GrammarToTry",
     "Hello",
+    "ImageToPrepare",
     "Inspect",
     "Inspected",
     "Keep",
@@ -318,6 +323,7 @@ __all__ = [
     "MediaCard",
     "MediaItem",
     "MediaKind",
+    "MediaProcessConfig",
     "MediaSize",
     "ModelCard",
     "NamedPrompt",
@@ -325,10 +331,12 @@ __all__ = [
     "OtherAnswer",
     "OwnProcess",
     "Ping",
+    "PixelArray",
     "Pool",
     "Pooled",
     "PoolingCard",
     "Positions",
+    "PreparedImage",
     "PromptLogprobs",
     "ReasoningIds",
     "ReasoningSequences",

@@ -73,6 +73,12 @@ def check_media(submit: Submit) -> None:
         raise BadRequest("media", given, "each item once among the parts of messages, in order")
 
 
+def pixel_limit(item: MediaItem, card: ModelCard) -> int:
+    """The most pixels of an item, of its own and of the model's; 0: no limit."""
+    own = 0 if card.media is None else card.media.max_pixels
+    return min(filter(None, (item.max_pixels, own)), default=0)
+
+
 def why_no_media(card: ModelCard) -> str:
     """The reason why a model takes no images; empty if it does."""
     if card.media is None:

@@ -147,6 +147,7 @@ def test_every_option_reaches_a_process(tmp_path):
         "gpu_memory_utilization": 0.5,
         "attention_backend": "torch",
         "enforce_eager": True,
+        "language_model_only": True,
         "cuda_graph_sizes": (1, 8),
         "cuda_graphs_over_ranks": True,
         "enable_torch_symm_mem": True,

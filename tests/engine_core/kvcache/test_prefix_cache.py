@@ -50,6 +50,24 @@ def test_what_was_computed_under_another_root_is_not_found() -> None:
     assert cache.lookup(2, 9).tolist() == []
 
 
+def test_what_is_besides_tokens_in_a_block_tells_it_and_what_follows_apart() -> None:
+    """However many blocks are named at a time; blocks in front of it are shared."""
+    marks = {0: (b"", b"one", b""), 1: (b"", b"one", b""), 2: (b"", b"other", b""), 3: None}
+    pool, cache = new()
+    for row, own in marks.items():
+        cache.open(row, b"", None if own is None else lambda start, stop, own=own: own[start:stop])
+        for block in range(3) if row == 1 else ():
+            cache.extend(row, tokens(block, block))
+        if row != 1:
+            cache.extend(row, tokens(0, 0, 1, 1, 2, 2))
+    blocks = pool.allocate(3)
+    cache.register(0, 0, blocks)
+    found = [len(cache.lookup(row, 9)) for row in marks]
+    assert found == [3, 3, 1, 1]
+    second = next_digest(next_digest(b"", b"\0" * 8), b"\1\0\0\0\1\0\0\0one")
+    assert cache._chains[0][2] == second
+
+
 def test_who_comes_second_with_the_same_gets_no_name() -> None:
     pool, cache = new()
     for row in range(2):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from tests.helpers.admits import admit_of, with_fields
 
+from slipstream_core.media.preparer import PreparedMedia
 from slipstream_core.scheduler.logprob_budget import LogprobBudget, first_bytes, outputs_bytes
 from slipstream_core.workers.adapters import Adapters
 from slipstream_core.workers.pending import PendingAdmissions
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams
+from slipstream_ipc.messages import Admit, Fault, LogprobColumns, SamplingParams
+from slipstream_ipc.validation.media import media_item
 
 BYTES = outputs_bytes(5, 20)  # of 20 tokens with 5 each, and their own
 PROMPT = [5, 6, 7, 8]
@@ -116,6 +120,63 @@ def test_a_stream_that_another_core_accepted_waits_for_room_behind_no_new_one() 
         logprob_budget.close(row)
     assert [ready.admit.stream_id for ready in held.ready()] == [fresh.stream_id]
     assert len(held) == 1
+
+
+class Images:
+    """Prepares what it is told to."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Admit] = []
+        self.done: list[PreparedMedia] = []
+        self.released: list[object] = []
+
+    @property
+    def num_jobs(self) -> int:
+        return len(self.jobs) + len(self.done)
+
+    def submit(self, admit: Admit) -> None:
+        self.jobs.append(admit)
+
+    def withdraw(self, stream_id: bytes) -> None:
+        self.jobs = [job for job in self.jobs if job.stream_id != stream_id]
+
+    def prepare(self, places: Any, fault: Fault | None = None) -> None:
+        self.done.append(PreparedMedia(self.jobs.pop(0), places, fault))
+
+    def take_prepared(self) -> list[PreparedMedia]:
+        done, self.done = self.done, []
+        return done
+
+    def release(self, places: object) -> None:
+        self.released.append(places)
+
+
+def test_images_are_prepared_before_there_is_room_and_released_unless_they_are_taken() -> None:
+    size = first_bytes(registration(0, 1))
+    logprob_budget, images = LogprobBudget(size), Images()
+    held = PendingAdmissions(NoGrammars(), logprob_budget, Adapters(), images)  # type: ignore[arg-type]
+    media = (media_item("image", b"a picture"),)
+    first, second, third, bad = (
+        structs.replace(registration(number, 1), media=media) for number in range(4)
+    )
+    for admit in (first, second, third, bad):
+        assert not held.is_ready(admit)
+        held.put(b"w", admit)
+    assert not [*held.ready()]
+    for places in ("of first", "of second"):
+        images.prepare(places)
+    [ready] = held.ready()
+    assert (ready.admit, ready.media) == (first, "of first")
+    logprob_budget.open(0, size)
+    held.drop(second.stream_id)  # while it waits for room
+    assert images.released == ["of second"]
+    images.prepare("of third")
+    held.drop(third.stream_id)  # while the thread has it
+    images.prepare(None, Fault("bad_request", "no image", "media[0]"))
+    [refused] = held.ready()
+    assert refused.fault is not None
+    assert images.released == ["of second", "of third"]
+    assert not held.has_any
 
 
 def test_outputs_that_come_without_their_logprobs_take_no_room() -> None:

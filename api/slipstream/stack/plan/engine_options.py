@@ -35,6 +35,7 @@ OF_OUR_ENGINE = (
     "device",
     "enable_torch_symm_mem",
     "kv_cache_dtype",
+    "language_model_only",
     "native",
     "nnodes",
     "quantization",

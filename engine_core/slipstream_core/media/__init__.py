@@ -1,0 +1,1 @@
+"""Images in prompts: a process that decodes them, a thread that encodes them, their places."""

@@ -1,0 +1,139 @@
+"""What becomes of registrations with images beside the loop, with an encoder that a test plays."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec import structs
+from tests.helpers.admits import admit_of
+from tests.helpers.patience import PATIENCE_S
+
+from slipstream_core.media.media_client import ImageError
+from slipstream_core.media.preparer import MediaPreparer, PreparedMedia
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.messages import Admit, MediaCard, ModelCard, SamplingParams
+from slipstream_ipc.validation.media import media_item
+
+HOLDER, MOST = 7, 10
+MEDIA = MediaCard(HOLDER, max_tokens=MOST, max_pixels=400)
+CARD = ModelCard("m", "p", 100, 99, (), media=MEDIA)
+
+
+class Encoder:
+    """Makes as many rows of a file as it has bytes."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[bytes, int]] = []
+
+    def prepare_thread(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def encode(self, data: bytes, max_pixels: int) -> Any:
+        self.asked.append((data, max_pixels))
+        if data == b"bad":
+            raise ImageError("it is no picture")
+        if data == b"worse":
+            raise RuntimeError("the model failed")
+        return frozenset(range(len(data)))
+
+    def with_rope(self, _prompt: object, places: Any) -> Any:
+        return places
+
+
+@pytest.fixture
+def encoder() -> Encoder:
+    return Encoder()
+
+
+@pytest.fixture
+def preparer(encoder: Encoder) -> Iterator[MediaPreparer]:
+    made = MediaPreparer(encoder, CARD, MEDIA)
+    yield made
+    made.close()
+
+
+def registration(number: int, *files: bytes, root: bytes = b"", holders: int = -1) -> Admit:
+    media = tuple(media_item("image", file, max_pixels=900) for file in files)
+    num = sum(map(len, files)) if holders < 0 else holders
+    admit = admit_of(
+        stream_id=number.to_bytes(16, "little"),
+        prompt_ids=pack_u32([1, *[HOLDER] * num, 1]),
+        params=SamplingParams(),
+        stop_token_ids=(),
+        seed=0,
+        max_tokens=3,
+    )
+    derived = structs.replace(admit.derived, prefix_root=root)
+    return structs.replace(admit, derived=derived, media=media)
+
+
+def all_taken(preparer: MediaPreparer, num: int) -> list[PreparedMedia]:
+    """The next ones that are done."""
+    done: list[PreparedMedia] = []
+    while len(done) < num:
+        readable, _, _ = select.select([preparer], [], [], PATIENCE_S)
+        assert readable
+        done += preparer.take_prepared()
+    assert len(done) == num
+    return done
+
+
+def taken(preparer: MediaPreparer) -> PreparedMedia:
+    """The next one that is done."""
+    [done] = all_taken(preparer, 1)
+    return done
+
+
+def test_equal_images_are_encoded_once_where_prefixes_are_shared(
+    preparer: MediaPreparer, encoder: Encoder
+) -> None:
+    for number, root in enumerate((b"one", b"one", b"other")):
+        preparer.submit(registration(number, b"abc", b"abc", root=root))
+        done = taken(preparer)
+        assert done.places is not None
+        assert done.places.items.tolist() == [0, 1]
+        preparer.release(done.places)
+    assert encoder.asked == [(b"abc", 400), (b"abc", 400)]
+    assert preparer.cache.num_held == 0
+
+
+@pytest.mark.parametrize(
+    ("admit", "code", "field"),
+    [
+        (registration(1, b"abc", b"bad"), "bad_request", "media[1]"),
+        (registration(1, b"abc", holders=4), "bad_request", "media"),
+        (registration(1, b"abcdef", b"ghijkl"), "bad_request", "media"),
+        (registration(1, b"worse"), "engine", None),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused_alone(
+    preparer: MediaPreparer, admit: Admit, code: str, field: str | None
+) -> None:
+    preparer.submit(admit)
+    done = taken(preparer)
+    assert done.places is None
+    assert done.fault is not None
+    assert (done.fault.code, done.fault.field) == (code, field)
+    preparer.submit(registration(2, b"abc"))
+    assert taken(preparer).places is not None
+
+
+def test_who_comes_later_waits_until_others_give_features_back(preparer: MediaPreparer) -> None:
+    admits = [registration(number, bytes([65 + number]) * 6) for number in range(5)]
+    for admit in admits:
+        preparer.submit(admit)
+    held = [done.places for done in all_taken(preparer, 2)]
+    preparer.withdraw(admits[3].stream_id)
+    assert not select.select([preparer], [], [], 0)[0]
+    for number in (2, 4):
+        places = held.pop(0)
+        assert places is not None
+        preparer.release(places)
+        done = taken(preparer)
+        assert done.admit is admits[number]
+        held.append(done.places)
+    assert preparer.num_jobs == 0
