@@ -20,7 +20,9 @@ AT_ONCE = 3  # as scripts/test runs them
 CORES = 2
 LONG_S = 5.0  # a test whose cases take more, on average, is `long`
 _LISTED_S = 5.0  # tests below have no line of their own
+QUICK_CPU_S = 2.0  # of one file's tests in the quick suite, which has the cheapest of them
 _QUICK_CASES = 2  # of a test, in the quick suite
+QUICK_SHARE = 0.25  # of a property's examples, there
 _UNKNOWN_S = 0.5  # a case that is not in the ledger
 
 
@@ -28,8 +30,9 @@ class Entry(msgspec.Struct, omit_defaults=True):
     """What one test cost in all its cases, or one file in all its tests.
 
     wall, cpu: seconds; cpu counts ended children. cases: how many. starts: it starts processes; a
-    file, where all of its tests do. quick: the wall seconds of its part of the quick suite. digest:
-    of a file, what it read when it last was green.
+    file, where all of its tests do. quick: the wall seconds of its part of the quick suite. later:
+    of a test, cheaper ones fill its file's part of the quick suite. pinned: marked `quick`, it
+    never is later. digest: of a file, what it read when it last was green.
     """
 
     wall: float = 0.0
@@ -37,7 +40,14 @@ class Entry(msgspec.Struct, omit_defaults=True):
     cases: int = 0
     starts: bool = False
     quick: float = 0.0
+    later: bool = False
+    pinned: bool = False
     digest: str = ""
+
+    @property
+    def quick_cpu(self) -> float:
+        """Seconds of the processors that its part of the quick suite takes."""
+        return self.cpu * min(1.0, self.quick / self.wall) if self.wall else 0.0
 
     @property
     def is_long(self) -> bool:
@@ -62,6 +72,22 @@ def quick_s(case_s: Sequence[float]) -> float:
     if not case_s:
         return 0.0
     return sum(case_s) / len(case_s) * min(_QUICK_CASES, len(case_s))
+
+
+def later_of(tests: Mapping[str, Entry]) -> set[str]:
+    """Those of a file's quick tests that the quick suite leaves out. It has those that are pinned,
+    and beside them the cheapest that take `QUICK_CPU_S` together; one at least.
+    """
+    others = [name for name, each in tests.items() if not each.pinned]
+    later: set[str] = set()
+    taken_s, num_kept = 0.0, len(tests) - len(others)
+    for name in sorted(others, key=lambda each: (tests[each].quick_cpu, each)):
+        taken_s += tests[name].quick_cpu
+        if num_kept and taken_s > QUICK_CPU_S:
+            later.add(name)
+        else:
+            num_kept += 1
+    return later
 
 
 class Ledger:
@@ -93,6 +119,11 @@ class Ledger:
         entry = self.entries.get(test_of(nodeid)) or Entry()
         file = self.entries.get(file_of(nodeid)) or Entry()
         return file.starts or entry.starts, entry.is_long
+
+    def is_later(self, nodeid: str) -> bool:
+        """Whether the quick suite leaves a quick test out, as its file has cheaper ones."""
+        entry = self.entries.get(test_of(nodeid))
+        return entry is not None and entry.later
 
     def starting(self) -> set[str]:
         """The files with tests that start processes."""
@@ -128,20 +159,46 @@ class Ledger:
         gone = [name for name in self.entries if name.startswith(f"{file}::")]
         old = {name: self.entries.pop(name) for name in gone}
         all_start = all(entry.starts for entry in tests.values())
+        has_part = tool_of(file) is None
+        quick = {
+            name: each for name, each in tests.items() if has_part and each.is_quick and each.quick
+        }
+        later = later_of(quick)
         for name, entry in tests.items():
-            if entry.wall >= _LISTED_S or (entry.starts and not all_start):
-                line = msgspec.structs.replace(entry, quick=0.0)
+            if entry.wall >= _LISTED_S or (entry.starts and not all_start) or name in later:
+                line = msgspec.structs.replace(entry, quick=0.0, later=name in later)
                 self.entries[name] = _steadied(line, old.get(name) or Entry())
-        quick = [] if tool_of(file) else [each for each in tests.values() if each.is_quick]
         whole = Entry(
             wall=sum(entry.wall for entry in tests.values()),
             cpu=sum(entry.cpu for entry in tests.values()),
             cases=sum(entry.cases for entry in tests.values()),
             starts=all_start,
-            quick=sum(each.quick for each in quick),
+            quick=sum(each.quick for name, each in quick.items() if name not in later),
             digest=digest or before.digest,
         )
         self.entries[file] = _steadied(whole, before)
+
+    def replace_quick(self, file: str, tests: Mapping[str, Entry]) -> None:
+        """Put in what a run of the quick suite has measured of a file that has been run whole:
+        which of its tests are later, and what the others take.
+        """
+        if file not in self.entries:
+            return
+        quick = {name: each for name, each in tests.items() if each.quick}
+        later = later_of(quick)
+        for name, entry in quick.items():
+            known = self.entries.get(name)
+            if name in later:
+                line = msgspec.structs.replace(known or entry, quick=0.0, later=True)
+                self.entries[name] = line if known else _steadied(line, Entry())
+            elif known and known.wall < _LISTED_S and not known.starts:
+                del self.entries[name]
+            elif known:
+                self.entries[name] = msgspec.structs.replace(known, later=False)
+        taken_s = sum(each.quick for name, each in quick.items() if name not in later)
+        before = self.entries[file]
+        quick_s = _steady(taken_s, before.quick)
+        self.entries[file] = msgspec.structs.replace(before, quick=quick_s)
 
 
 def _steadied(new: Entry, old: Entry) -> Entry:
@@ -170,9 +227,14 @@ def elapsed_s(entries: Iterable[Entry]) -> float:
 
 
 def update(
-    path: Path, files: Mapping[str, tuple[Mapping[str, Entry], str]], root: Path = ROOT
+    path: Path,
+    files: Mapping[str, tuple[Mapping[str, Entry], str]],
+    root: Path = ROOT,
+    *,
+    of_quick: bool = False,
 ) -> None:
     """Replace files' entries in a ledger on the disk: what each test took, and the file's digest.
+    of_quick: the quick suite was run, of which no more is known.
 
     Runs that end at the same time take turns; what is no longer there loses its lines.
     """
@@ -180,7 +242,10 @@ def update(
         fcntl.flock(file, fcntl.LOCK_EX)
         ledger = Ledger.read(path) if path.stat().st_size else Ledger({})
         for name, (tests, digest) in files.items():
-            ledger.replace(name, tests, digest)
+            if of_quick:
+                ledger.replace_quick(name, tests)
+            else:
+                ledger.replace(name, tests, digest)
         kept = {
             name: entry for name, entry in ledger.entries.items() if (root / file_of(name)).exists()
         }

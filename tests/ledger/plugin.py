@@ -1,8 +1,9 @@
 """Measured durations order the tests, mark them, and are written where `--write-durations` asks.
 
 Marks, from `tests/durations.json` and `tests.ledger.tools`: `process` (starts processes), `long`
-(its cases take more than 5 s, on average), `tool` (a test of what stands beside the product). A
-test that is not in the ledger has of the first two those that are written at it.
+(its cases take more than 5 s, on average), `later` (cheaper tests fill its file's part of the quick
+suite), `tool` (a test of what stands beside the product). A test that is not in the ledger has of
+the first two those that are written at it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
-from tests.ledger.durations import LONG_S, PATH, Ledger, file_of, test_of
+from tests.ledger.durations import (
+    LONG_S,
+    PATH,
+    QUICK_CPU_S,
+    QUICK_SHARE,
+    Ledger,
+    file_of,
+    test_of,
+)
 from tests.ledger.left import TIME_IS_UP, Left
 from tests.ledger.tools import tool_of
 
@@ -25,10 +34,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 MARKS = {
+    "later": f"cheaper tests fill the {QUICK_CPU_S:g} s that its file has of the quick suite",
     "long": f"its cases take more than {LONG_S:g} s, on average",
     "process": "starts processes",
     "tool": "of what stands beside the product: benchmarks, container, clients of others",
 }
+PIN = "quick"
 # Quick tests take up to 5 s. The first of a file has the start of its stack besides, which
 # takes minutes where thirty others want the same two CPUs.
 _QUICK_TIMEOUT_S = 400.0
@@ -46,14 +57,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--in-full", type=Path, metavar="FILE", help=about)
     about = "after so many seconds, begin none that is not quick"
     parser.addoption("--seconds", type=float, metavar="N", help=about)
-    about = "write what each test takes to the ledger"
+    about = "write what each test takes to the ledger; with --quick, which of them are quick enough"
     parser.addoption("--write-durations", action="store_true", help=about)
     about = "the ledger, if not tests/durations.json"
     parser.addoption("--ledger", type=Path, metavar="FILE", default=PATH, help=about)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for name, meaning in MARKS.items():
+    for name, meaning in {**MARKS, PIN: "never `later`, whatever its file's tests take"}.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     config.stash[_LEDGER] = Ledger.read(config.option.ledger)
     is_worker = hasattr(config, "workerinput")
@@ -99,7 +110,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark the tests, leave out what the options leave out, and run the longest files first."""
     ledger = config.stash[_LEDGER]
     for item in items:
-        _mark(item, ledger)
+        # all that may be quick is measured
+        _mark(item, ledger, with_later=not config.option.write_durations)
     in_full: set[str] = set()
     collected = list(items)
     if config.option.quick:
@@ -144,8 +156,10 @@ def is_quick(item: pytest.Item) -> bool:
     return not any(item.get_closest_marker(name) for name in MARKS)
 
 
-def _mark(item: pytest.Item, ledger: Ledger) -> None:
+def _mark(item: pytest.Item, ledger: Ledger, *, with_later: bool) -> None:
     item.stash[IS_MARKED] = not is_quick(item)
+    if with_later and ledger.is_later(item.nodeid) and not item.get_closest_marker(PIN):
+        item.add_marker(pytest.mark.later)
     starts, is_long = ledger.is_marked(item.nodeid)
     if starts:
         item.add_marker(pytest.mark.process)
@@ -195,7 +209,8 @@ def _try_fewer_examples(items: list[pytest.Item]) -> None:
         for test in tests:
             asked = getattr(test, name, None)
             if asked is not None:
-                setattr(test, name, settings(asked, max_examples=max(1, asked.max_examples // 4)))
+                fewer = max(1, int(asked.max_examples * QUICK_SHARE))
+                setattr(test, name, settings(asked, max_examples=fewer))
 
 
 # ---- which process runs them ---------------------------------------------------------------------

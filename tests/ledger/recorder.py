@@ -10,15 +10,17 @@ import resource
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from hypothesis import is_hypothesis_test
 from msgspec.structs import replace
-from tests.ledger.durations import Entry, file_of, quick_s, test_of, update
+from tests.ledger.durations import QUICK_SHARE, Entry, file_of, quick_s, test_of, update
 from tests.ledger.inputs import Inputs
-from tests.ledger.plugin import IS_MARKED
+from tests.ledger.plugin import IS_MARKED, PIN
 
 # what compiles C, and what libraries ask about the machine when they are imported
 _NOT_COUNTED = {
@@ -39,8 +41,9 @@ _NOT_COUNTED = {
 class Meter:
     """Adds to each report `cpu_s`, seconds of the processor, ended children included; to a test's
     last one also `starts`, whether it or one of its fixtures starts processes, `num_cases`, the
-    cases of its file, 0 where not all of them are run, and `is_marked`, whether it has a mark in
-    its file, so that it is not quick whatever it takes.
+    cases of its file, 0 where not all of them are run, `is_marked`, whether it has a mark in its
+    file, so that it is not quick whatever it takes, `is_property`, whether it takes examples, and
+    `is_pinned`, whether it is never `later`.
     """
 
     def __init__(self) -> None:
@@ -93,6 +96,8 @@ class Meter:
             file = file_of(item.nodeid)
             report.num_cases = 0 if file in self._in_part else self._num_cases[file]
             report.is_marked = item.stash[IS_MARKED]
+            report.is_property = _is_property(item)
+            report.is_pinned = item.get_closest_marker(PIN) is not None
         return report
 
     def _has_starting_fixture(self, item: pytest.Item) -> bool:
@@ -101,6 +106,11 @@ class Meter:
         if info is None:
             return False
         return any(self._fixtures.intersection(each) for each in info.name2fixturedefs.values())
+
+
+def _is_property(item: pytest.Item) -> bool:
+    case = getattr(getattr(item, "cls", None), "settings", None)  # of a state machine
+    return case is not None or is_hypothesis_test(getattr(item, "obj", None))
 
 
 def _program(path: Any, command: Any) -> str:
@@ -117,11 +127,15 @@ def _cpu_s() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
-class _Run:
-    """What has been reported of one file's tests."""
+class Run:
+    """What has been reported of one file's tests. of_quick: in the quick suite, which takes some
+    cases and some of a property's examples.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_quick: bool) -> None:
+        self._of_quick = of_quick
         self.tests: defaultdict[str, Entry] = defaultdict(Entry)
+        self.properties: set[str] = set()
         self.quick_s: defaultdict[str, list[float]] = defaultdict(list)  # of cases without a mark
         self.case_s: Counter[str] = Counter()
         self.ended = 0
@@ -138,10 +152,13 @@ class _Run:
         scaled = {}
         for name, entry in self.tests.items():
             factor = max(share, min(1.0, entry.cpu / entry.wall)) if entry.wall else 1.0
+            tried = QUICK_SHARE if name in self.properties else 1.0
+            all_tried = 1 / tried if self._of_quick else 1.0  # times what was measured
             scaled[name] = replace(
                 entry,
-                wall=entry.wall * factor,
-                quick=quick_s(self.quick_s[name]) * factor,
+                wall=entry.wall * factor * all_tried,
+                cpu=entry.cpu * all_tried,
+                quick=quick_s(self.quick_s[name]) * factor * all_tried * tried,
             )
         return scaled
 
@@ -155,7 +172,10 @@ class _Run:
         if report.when == "teardown":
             entry.cases += 1
             entry.starts |= report.starts
+            entry.pinned |= report.is_pinned
             took_s = self.case_s.pop(report.nodeid)
+            if report.is_property:
+                self.properties.add(test_of(report.nodeid))
             if not report.is_marked:
                 self.quick_s[test_of(report.nodeid)].append(took_s)
             self.ended += 1
@@ -180,17 +200,22 @@ class Recorder:
     """Writes the ledger at the end, in the process that collects the reports: for each file that
     was run whole, and what it read where nothing in it failed.
 
-    Wall times are less what other work on the machine has cost: a tenth where a tenth of the
+    A run of the quick suite says of the files that were run whole before which of their tests are
+    later. Wall times are less what other work on the machine has cost: a tenth where a tenth of the
     processors' time was left to the tests.
     """
 
     def __init__(self, config: pytest.Config) -> None:
+        option = config.option
+        is_part = any("::" in arg for arg in config.args) or option.in_full
         # a part of a property's examples, or of a file, measures neither
-        self._is_whole = not config.option.cases and not any("::" in arg for arg in config.args)
+        self._is_whole = not option.cases and not is_part
+        chosen = option.keyword or option.markexpr or option.deselect
+        self._is_quick = option.quick and option.cases and not (is_part or chosen)
         self._path: Path = config.option.ledger
         self._root = config.rootpath
         self._inputs = Inputs()  # as they are before anything runs
-        self._runs: defaultdict[str, _Run] = defaultdict(_Run)
+        self._runs = defaultdict[str, Run](partial(Run, of_quick=self._is_quick))
         self._processors = _Processors()
         self._own_s = 0.0
 
@@ -207,8 +232,8 @@ class Recorder:
         share = self._processors.share(self._own_s)
         for file, run in self._runs.items():
             has_run = run.passed or run.failed  # else all are skipped, for want of an environment
-            if self._is_whole and run.is_whole and has_run:
+            if (self._is_quick or (self._is_whole and run.is_whole)) and has_run:
                 is_green = run.passed and not run.failed
                 digest = self._inputs.digest(file) if is_green else ""
                 measured[file] = (run.scaled(share), digest)
-        update(self._path, measured, self._root)
+        update(self._path, measured, self._root, of_quick=self._is_quick)

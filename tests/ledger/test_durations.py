@@ -6,10 +6,20 @@ import itertools
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.ledger.durations import Entry, Ledger, elapsed_s, file_of, quick_s, update
+from tests.ledger.durations import (
+    QUICK_CPU_S,
+    Entry,
+    Ledger,
+    elapsed_s,
+    file_of,
+    later_of,
+    quick_s,
+    update,
+)
 from tests.ledger.scheduling import units
 
 FILE = "tests/ledger/test_durations.py"
@@ -71,6 +81,54 @@ def test_the_quick_part_of_a_file_is_two_cases_of_what_is_quick() -> None:
     assert ledger.is_marked(f"{FILE}::long") == (False, True)
     assert ledger.is_marked(f"{FILE}::starts[case]") == (True, False)
     assert ledger.is_marked(f"{FILE}::unknown") == (False, False)
+
+
+COSTS = st.lists(st.tuples(st.floats(0, 2 * QUICK_CPU_S), st.booleans()), max_size=9)
+
+
+@given(COSTS)
+def test_a_file_has_its_cheapest_tests_in_the_quick_suite(costs: list[tuple[float, bool]]) -> None:
+    tests = {
+        str(at): Entry(wall=4 * cost, cpu=2 * cost, quick=2 * cost, cases=1, pinned=pinned)
+        for at, (cost, pinned) in enumerate(costs)
+    }
+    later = later_of(tests)
+    assert not any(tests[name].pinned for name in later)
+    others = sorted(cost for cost, pinned in costs if not pinned)
+    kept = sorted(tests[name].quick_cpu for name in tests.keys() - later if not tests[name].pinned)
+    assert kept == others[: len(kept)]
+    assert len(later) < max(1, len(tests))
+    if len(kept) > 1 or (kept and len(others) < len(tests)):
+        assert sum(kept) <= QUICK_CPU_S + 1e-9
+    if later:  # there is no room for one more
+        assert sum(others[: len(kept) + 1]) > QUICK_CPU_S - 1e-9
+
+
+def test_what_a_run_of_the_quick_suite_finds_too_much_is_later_until_it_is_cheaper(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "durations.json"
+
+    def tests(**costs: float) -> dict[str, Entry]:
+        return {
+            f"{FILE}::{name}": Entry(wall=cost, cpu=cost, cases=2, quick=cost)
+            for name, cost in costs.items()
+        }
+
+    def measure(**costs: float) -> Ledger:
+        update(path, {FILE: (tests(**costs), "")}, of_quick=True)
+        return Ledger.read(path)
+
+    assert not measure(cheap=0.5, dear=3.0).entries  # of a file that has never been run whole
+    update(path, {FILE: (tests(cheap=0.5, dear=1.0), "green")})
+    whole = Ledger.read(path).entries[FILE]
+    assert whole.quick == 1.5
+    ledger = measure(cheap=0.5, dear=3.0)
+    assert ledger.is_later(f"{FILE}::dear[case]")
+    assert not ledger.is_later(f"{FILE}::cheap")
+    assert ledger.entries[FILE] == msgspec.structs.replace(whole, quick=0.5)
+    ledger = measure(cheap=0.5, dear=1.0)
+    assert ledger.entries == {FILE: whole}
 
 
 def test_a_file_whose_tests_all_start_processes_says_so_once() -> None:

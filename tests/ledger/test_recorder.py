@@ -5,11 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from tests.ledger.durations import Entry, Ledger
+from tests.ledger.durations import QUICK_CPU_S, Entry, Ledger
+from tests.ledger.recorder import Run
 
 ROOT = Path(__file__).parents[2]
+FILE = "tests/ledger/test_recorder.py"
 STARTING = """\
 import subprocess
 import sys
@@ -131,3 +135,68 @@ def test_in_full_are_the_files_that_are_named_and_the_rest_where_it_is_quick(fol
     (folder / "test_failing.py").write_text(FAILING.replace("False", "True"))
     assert f"{unplanned}" not in (said := run(folder, "-n", "2", "--dist", "loadfile", *options))
     assert "left to scripts/test --all: 1 more case of quick tests\n" in said
+
+
+COSTLY = """\
+import time
+
+import pytest
+
+def test_cheap(): ...
+
+@pytest.mark.quick
+def test_pinned():
+    burn()
+
+def test_costly():
+    burn()
+
+def burn():
+    begun = time.process_time()
+    while time.process_time() < begun + MOST:
+        sum(range(10**5))
+"""
+
+
+def test_what_would_take_too_much_of_the_quick_suite_is_left_to_others(folder: Path) -> None:
+    for each in folder.iterdir():
+        each.unlink()
+    (folder / "test_costly.py").write_text(COSTLY.replace("MOST", str(QUICK_CPU_S + 0.1)))
+    whole = Entry(wall=9.0, cpu=9.0, cases=3, quick=9.0)
+    (folder / "ledger").write_text(Ledger({"test_costly.py": whole}).dump())
+    options = ["--quick", "--cases", "2"]
+    assert "3 passed" in run(folder, *options, "--write-durations")
+    ledger = Ledger.read(folder / "ledger")
+    assert ledger.is_later("test_costly.py::test_costly")
+    assert ledger.entries["test_costly.py"].quick < 9.0
+    # by the mark, whatever the ledger says
+    ledger.entries["test_costly.py::test_pinned"] = Entry(3.0, 3.0, 1, later=True)
+    (folder / "ledger").write_text(ledger.dump())
+    assert "2 passed, 1 deselected" in run(folder, *options)
+    # which is measured again with what may come to belong to it
+    assert "3 tests collected" in run(folder, *options, "--write-durations", "--collect-only")
+
+
+@pytest.mark.parametrize("of_quick", [True, False])
+def test_a_propertys_examples_are_a_quarter_in_the_quick_suite(of_quick: bool) -> None:
+    measured = Run(of_quick=of_quick)
+    for name, is_property in (("property", True), ("other", False)):
+        for when in ("setup", "call", "teardown"):
+            report: Any = SimpleNamespace(
+                nodeid=f"{FILE}::{name}",
+                when=when,
+                duration=2.0 if when == "call" else 0.0,
+                cpu_s=1.0 if when == "call" else 0.0,
+                failed=False,
+                passed=True,
+                starts=False,
+                is_marked=False,
+                is_property=is_property,
+                is_pinned=is_property,
+                num_cases=0 if of_quick else 2,
+            )
+            measured.add(report)
+    whole = 8.0 if of_quick else 2.0
+    tests = measured.scaled(1.0)
+    assert tests[f"{FILE}::other"] == Entry(2.0, 1.0, 1, quick=2.0)
+    assert tests[f"{FILE}::property"] == Entry(whole, whole / 2, 1, quick=whole / 4, pinned=True)

@@ -158,6 +158,7 @@ def test_each_linear_layer_of_hybrids_and_beside_experts_may_be_changed(
         runner.close()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("architecture", named({"Llama"}))
 def test_a_rows_bits_are_its_own(architecture: Any, saved: Any) -> None:
     base, paths, _ = saved(architecture)

@@ -109,6 +109,7 @@ def test_matrices_stay_coded_in_the_memory_of_the_file(kind: str, tmp_path: Path
     assert model.kept_bytes == own + sum(each.nbytes for each in others)
 
 
+@pytest.mark.quick
 @pytest.mark.skipif(kernels() is None, reason="there is no C compiler")
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_to_the_bit_those_of_the_dequantised_model(kind: str, tmp_path: Path) -> None:

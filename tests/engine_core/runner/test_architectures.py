@@ -29,6 +29,7 @@ HYBRIDS = [
 REFUSED = [each for each in tiny_models.ARCHITECTURES if each.refused is not None]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     "architecture",
     [*(pytest.param(each, id=each.name) for each in SERVED), *HYBRIDS],

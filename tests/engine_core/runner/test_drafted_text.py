@@ -115,6 +115,7 @@ def texts_of(plain: Driven) -> list[list[int]]:
     ]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("architecture", named(DRAFTED))
 def test_equals_what_is_said_without_drafts(architecture: Any, tmp_path: Path) -> None:
     runner = load(architecture, tmp_path)

@@ -76,6 +76,7 @@ def expected(llama: Path) -> list[list[int]]:
     return outputs
 
 
+@pytest.mark.quick
 def test_alone_equals_generate(runner: TorchRunner, expected: list[list[int]]) -> None:
     requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS[:3]]
     for request in requests:

@@ -234,6 +234,7 @@ def right(outputs: list[list[int]], expected: Expected) -> list[bool]:
     ]
 
 
+@pytest.mark.quick
 def test_slots_pass_from_row_to_row(expected: Expected, runner: TorchRunner) -> None:
     loop = Loop(runner, expected)
     assert all(right(loop.run(), expected))

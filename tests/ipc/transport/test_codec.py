@@ -144,6 +144,7 @@ def decode_or_refuse(data: bytes) -> None:
         assert isinstance(frame, Frame)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("sender", "receiver", "union"), DIRECTIONS)
 def test_round_trip(sender: Codec[Any, Any], receiver: Codec[Any, Any], union: Any) -> None:
     for kind in get_args(union):

@@ -136,6 +136,7 @@ def kept(ids: list[int], cut: int) -> int:
     return best
 
 
+@pytest.mark.quick
 @settings(max_examples=1500, deadline=None)
 @given(cases())
 def test_output_equals_the_oracle_however_the_tokens_are_divided(case: Case) -> None:

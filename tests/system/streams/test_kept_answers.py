@@ -552,6 +552,7 @@ def answers_after_a_death(make: Any, what: str, num_steps: int) -> list[KeptAnsw
     return [recall(client, it) for it in streams]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("what", ["worker", "core", "link"])
 def test_a_death_at_any_time_loses_and_changes_nothing(make_stack: Any, what: str) -> None:
     make = of_read_answers(make_stack)
