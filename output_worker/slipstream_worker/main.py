@@ -106,7 +106,9 @@ def main() -> int:
                         Connections(raise_file_limit()),
                         spans,
                         AnswerForm(
-                            ready.answer_format, ready.eos_token_ids if config.ends_at_eos else ()
+                            ready.answer_format,
+                            ready.eos_token_ids if config.ends_at_eos else (),
+                            ready.why_no_images,
                         ),
                     )
                 except (ValueError, OSError, zmq.ZMQError) as error:  # an address, or keys

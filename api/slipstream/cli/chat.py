@@ -15,8 +15,9 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import structs
 
@@ -31,9 +32,17 @@ from slipstream.cli.server_choice import (
 )
 from slipstream.client.client import Client
 from slipstream.demo_model import MODEL_NAME
-from slipstream.errors import BadRequestError, RequestError, missing_option, wrong_option
+from slipstream.errors import (
+    BadRequestError,
+    RequestError,
+    bad_request,
+    missing_option,
+    wrong_option,
+)
+from slipstream.request.media import data_of
 from slipstream.spelling import did_you_mean
 from slipstream.stack.plan.models.model_source import was_downloaded
+from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import ChatMessage, SamplingParams
 from slipstream_ipc.validation.simulated_model import SIMULATED
 
@@ -70,6 +79,13 @@ def add_chat(parser: Parser) -> None:
         help="answer this and end; alone it is no path or known model, and has no / or :",
     )
     parser.add_argument("-q", "--quick", metavar="QUESTION", help="QUESTION as an option")
+    parser.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="show the model this image with the first question; may be given several times",
+    )
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     add_sampling(parser, max_tokens=None)
     add_client_options(parser, has_model_argument=False)
@@ -86,7 +102,10 @@ def chat(arguments: argparse.Namespace) -> int:
         return _converse(arguments, params)
     with _hinting(arguments), connected(arguments) as client:
         model = model_of_command(arguments, client)
-        answer = ChatHistory(client, params, arguments.system, model=model).ask(question)
+        history = ChatHistory(
+            client, params, arguments.system, model=model, images=_images_of(arguments)
+        )
+        answer = history.ask(question)
     if not answer:
         _tell("slipstream chat: the answer is empty: the model ended it at once")
     return 0
@@ -117,6 +136,14 @@ def _is_model(text: str, arguments: argparse.Namespace) -> bool:
     return is_spelled_so or was_downloaded(text) or text in served_names(arguments)
 
 
+def _images_of(arguments: argparse.Namespace) -> list[bytes]:
+    """The files of the images, read. Raises: BadRequestError."""
+    try:
+        return [data_of(Path(file), "image") for file in arguments.image]
+    except BadRequest as error:
+        raise bad_request(error) from None
+
+
 @contextlib.contextmanager
 def _hinting(arguments: argparse.Namespace) -> Iterator[None]:
     """Add to an error about MODEL that it may have been meant as a question, and to one about a
@@ -144,7 +171,12 @@ def _converse(arguments: argparse.Namespace, params: SamplingParams) -> int:
     ):
         model = model_of_command(arguments, client)
         conversation = ChatHistory(
-            client, params, arguments.system, model=model, separator="" if is_terminal else "\n"
+            client,
+            params,
+            arguments.system,
+            model=model,
+            separator="" if is_terminal else "\n",
+            images=_images_of(arguments),
         )
         if is_terminal:
             _tell(f"{model}: Ctrl-C ends an answer; /help shows what else there is")
@@ -171,7 +203,8 @@ def _converse(arguments: argparse.Namespace, params: SamplingParams) -> int:
 class ChatHistory:
     """The turns of a conversation, and the client that answers them.
 
-    model: by its name; None: the only one. separator: what is written between two answers.
+    model: by its name; None: the only one. separator: what is written between two answers. images:
+    files, which are shown with the first question.
     """
 
     def __init__(
@@ -182,6 +215,7 @@ class ChatHistory:
         *,
         model: str | None = None,
         separator: str = "",
+        images: Sequence[bytes] = (),
     ) -> None:
         self._client = client
         self._model = model
@@ -189,7 +223,9 @@ class ChatHistory:
         self._before = ""  # the next answer
         self._params = params
         self._system = system
-        self._turns: list[ChatMessage] = []  # user, assistant, user, assistant, …
+        self._images = images
+        # user, assistant, user, assistant, …
+        self._turns: list[ChatMessage | Mapping[str, Any]] = []
 
     def obey(self, line: str) -> None:
         """Carry out a command other than /exit."""
@@ -216,7 +252,7 @@ class ChatHistory:
 
         Raises: SlipstreamError.
         """
-        self._turns.append(ChatMessage("user", question))
+        self._turns.append(self._turn(question))
         text = self._stream()
         self._turns.append(ChatMessage("assistant", text))
         return text
@@ -225,7 +261,7 @@ class ChatHistory:
         """Ask as `ask` does, within the conversation: errors are printed, and the oldest turns are
         dropped if it is too long.
         """
-        self._turns.append(ChatMessage("user", line))
+        self._turns.append(self._turn(line))
         while True:
             try:
                 text = self._stream()
@@ -240,6 +276,13 @@ class ChatHistory:
             else:
                 self._turns.append(ChatMessage("assistant", text))
             return
+
+    def _turn(self, question: str) -> ChatMessage | Mapping[str, Any]:
+        images, self._images = self._images, ()
+        if not images:
+            return ChatMessage("user", question)
+        shown = [{"type": "image", "image": image} for image in images]
+        return {"role": "user", "content": [*shown, {"type": "text", "text": question}]}
 
     def _give_up(self, error: RequestError) -> None:
         self._turns.pop()

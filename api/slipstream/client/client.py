@@ -200,7 +200,10 @@ class Client:
     ) -> Stream:
         """Submit a request and return its stream at once.
 
-        prompt: text, token ids, or chat messages with `role` and `content`.
+        prompt: text, token ids, or chat messages with `role` and `content`. Content is text, or a
+            list of `{"type": "text", "text": …}` and `{"type": "image", "image": …}`, the bytes of
+            a PNG, JPEG, WebP or GIF file, its path or a picture of PIL's; or images in OpenAI's
+            form with a data: URL.
         sampling_params: the sampling parameters; or give their fields as keyword options
             (`max_tokens=100`).
         output_kind: what iterating yields: "delta", each delta as it arrives; "cumulative", the

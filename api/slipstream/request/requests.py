@@ -38,6 +38,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.transport.codec import client_codec, encode_params
+from slipstream_ipc.validation.media import why_no_media
 from slipstream_ipc.validation.request_spec import check_spec
 from slipstream_ipc.validation.sampling_params import (
     check_num_logprobs,
@@ -176,7 +177,10 @@ def new_submits(
         why = f"{model.name!r} is served for embeddings: it generates no text"
         raise BadRequestError(Fault("bad_request", why))
     try:
-        text, token_ids, messages = checked_prompt(prompt)
+        text, token_ids, messages, media, _ = checked = checked_prompt(prompt)
+        if media and model is not None and (why := why_no_media(model)):
+            place = checked.places[0] if checked.places else "media"
+            raise BadRequest(place, Summary("an image"), f"text: {why}")
         if answer is not None and answer.forces_calls and not answers[0].detokenize:
             raise BadRequest("detokenize", False, "true where a call is forced")
         if template is not None and not messages:
@@ -195,6 +199,7 @@ def new_submits(
             template=template or TemplateOptions(),
             trace=trace_context_of(trace_headers),
             answer=answer if messages and answers[0].detokenize else None,
+            media=media,
             **_adapter_of(model),
             **named,  # type: ignore[arg-type]
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from slipstream_verify.fuzz.damaged_images import damaged_image, data_url
 from slipstream_verify.fuzz.mutation import flipped, truncated
 
 _WORDS = ("snow", "a", "é", "\U0001f600", "\n", '"', "\\", "</think>", "\ud800", "\0", "start: x")
@@ -158,6 +159,8 @@ def _parts(random: Random, path: str, body: dict[str, Any], _ids: Sequence[str])
             {"type": "input_text", "text": "x"},
             {"type": "tool_result", "tool_use_id": "a", "content": "x"},
             {"type": "image_url", "image_url": {"url": "data:,"}},
+            {"type": "image_url", "image_url": {"url": data_url(damaged_image(random), random)}},
+            {"type": "input_image", "image_url": data_url(damaged_image(random), random)},
             {"type": "none", "x": 1},
         )
     )

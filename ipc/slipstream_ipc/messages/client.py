@@ -35,6 +35,7 @@ from slipstream_ipc.messages.handshake import (
     Welcome,
 )
 from slipstream_ipc.messages.kept import KeptAnswer
+from slipstream_ipc.messages.media import MAX_MEDIA_ITEMS, MediaSize
 from slipstream_ipc.messages.pooling import Embed, Embedded
 from slipstream_ipc.messages.replica import Inspect, Inspected, Load, Locate, Located
 from slipstream_ipc.messages.request import ChatMessage, Submit, TemplateOptions
@@ -82,6 +83,8 @@ class Tokenize(Struct, array_like=True, frozen=True, tag=tags.TOKENIZE):
     add_special_tokens: bool | None = None  # None: added to a text, not to messages
     with_strings: bool = False  # also return each token as the vocabulary spells it
     tenant: Identity = b""  # whose turn it takes; empty: the client's
+    # of the images that `messages` name: sizes are all that the tokens depend on
+    media: Annotated[tuple[MediaSize, ...], Meta(max_length=MAX_MEDIA_ITEMS)] = ()
 
 
 class Detokenize(Struct, array_like=True, frozen=True, tag=tags.DETOKENIZE):

@@ -77,6 +77,7 @@ class TokenizerReady(Struct, array_like=True, frozen=True, tag=1):
     answer_format: str = ""  # its name in the table of formats; empty: unknown
     delimiter_ids: dict[str, int] = {}  # literals of the table that are one token here
     eos_token_ids: tuple[int, ...] = ()  # by which tokenizer and template end an answer
+    why_no_images: str = ""  # why images have no place in a prompt; empty: they have
 
 
 FromTokenizerProcess = Rendered | TokenizerReady

@@ -32,6 +32,7 @@ from slipstream_ipc.validation.chat_template import (
     MAX_SPELLED_TOKENS,
     check_token_ids,
 )
+from slipstream_ipc.validation.media import check_parts, limited_sizes, why_no_media
 from slipstream_worker.clients.embedding_queries import EmbeddingQueries
 from slipstream_worker.clients.ports import ClientPort
 from slipstream_worker.clients.query_queue import QueryQueue, QueuedQuery
@@ -65,7 +66,7 @@ class ClientQueries:
             QueryQueue(1 if lane else MAX_CHARS_IN_PROCESS) for lane in range(NUM_LANES)
         ]
 
-    def tokenize(self, client: bytes, message: Tokenize) -> None:
+    def tokenize(self, client: bytes, message: Tokenize, card: ModelCard) -> None:
         """Answer a Tokenize, at once if it is invalid."""
         if (message.text is None) == (not message.messages):
             fault = BadRequest("prompt", Summary("both or none"), "one of text and messages").fault
@@ -77,6 +78,13 @@ class ClientQueries:
             fault = BadRequest("prompt", Summary(f"{num_chars} characters"), allowed).fault
             self._readers.port(client).enqueue(Tokenized(message.number, fault=fault))
             return
+        try:
+            check_parts(message.messages, len(message.media))
+            if message.media and (why := why_no_media(card)):
+                raise BadRequest("media", Summary("an image"), f"text: {why}")
+        except BadRequest as error:
+            self._readers.port(client).enqueue(Tokenized(message.number, fault=error.fault))
+            return
         render = Render(
             0,
             message.text,
@@ -86,6 +94,7 @@ class ClientQueries:
             with_strings=message.with_strings,
             is_query=True,
             max_tokens=MAX_SPELLED_TOKENS if message.with_strings else MAX_QUERY_TOKENS,
+            media=limited_sizes(message.media, card),
         )
         self._add(client, message, render)
 

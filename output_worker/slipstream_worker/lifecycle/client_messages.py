@@ -34,6 +34,7 @@ from slipstream_ipc.messages import (
     KnowsAdapters,
     Locate,
     Located,
+    MediaSize,
     ModelCard,
     Ping,
     Recall,
@@ -48,7 +49,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.transport.router import Session
-from slipstream_ipc.validation.media import why_no_media
+from slipstream_ipc.validation.media import sizes_of, why_no_media
 from slipstream_ipc.validation.request_spec import among_own
 from slipstream_worker.clients.core_queries import CoreQueries
 from slipstream_worker.clients.inspections import Inspections
@@ -153,7 +154,7 @@ class ClientMessages:
                     else:
                         lifecycle.abort(stream)
             case Tokenize():
-                self._queries.tokenize(session.identity, body)
+                self._queries.tokenize(session.identity, body, card)
             case Detokenize():
                 self._queries.detokenize(session.identity, body, card)
             case Embed():
@@ -300,7 +301,12 @@ class ClientMessages:
         if submit.media and (why := why_no_media(card)):
             self._reject(session, submit, Fault("bad_request", why, "media"))
             return
-        render = _render_of(submit, submission, card)
+        try:
+            sizes = sizes_of(submit.media, card)
+        except BadRequest as error:
+            self._reject(session, submit, error.fault)
+            return
+        render = _render_of(submit, submission, card, sizes)
         spec = submission.spec_of(submit)
         tenant = spec.tenant
         if render is not None and not submit.was_accepted:
@@ -467,8 +473,12 @@ def _read(submit: Submit, client: bytes) -> Submission | Fault:
         return Fault("engine", f"{type(error).__name__} while accepting the request")
 
 
-def _render_of(submit: Submit, submission: Submission, card: ModelCard) -> Render | None:
-    """The request to the tokenizer process for a submission; None if nothing has to be done."""
+def _render_of(
+    submit: Submit, submission: Submission, card: ModelCard, sizes: tuple[MediaSize, ...]
+) -> Render | None:
+    """The request to the tokenizer process for a submission; None if nothing has to be done. sizes:
+    of its images.
+    """
     bad_words = submission.bad_words
     prediction = submit.prediction if card.is_drafted else ""
     if submit.token_ids and not bad_words and not prediction:
@@ -483,6 +493,7 @@ def _render_of(submit: Submit, submission: Submission, card: ModelCard) -> Rende
         answer=submit.answer if submit.messages else None,
         structured=submission.structured_form,
         prediction=prediction,
+        media=sizes if submit.messages else (),
     )
 
 

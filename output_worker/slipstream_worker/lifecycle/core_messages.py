@@ -70,11 +70,12 @@ _READMISSION_S = 2.0  # in which a worker has found a new core and told it of it
 class AnswerForm:
     """The form of answers, which clients see on the model's card. format: its name in the table of
     formats; empty: unknown. eos_token_ids: by which the tokenizer ends answers, beside the model's
-    own.
+    own. why_no_images: as in TokenizerReady.
     """
 
     format: str = ""
     eos_token_ids: tuple[int, ...] = ()
+    why_no_images: str = ""
 
 
 class CoreMessages:
@@ -187,6 +188,9 @@ class CoreMessages:
         stops = stop_token_ids(answers.format, dict(self._detokenizers.delimiter_ids))
         eos = (*welcome.model.eos_token_ids, *answers.eos_token_ids, *stops)
         before = self.card
+        media = welcome.model.media
+        if media is not None and not media.why_not and answers.why_no_images:
+            media = structs.replace(media, why_not=answers.why_no_images)
         num_ids = welcome.model.vocab_size  # of which a tokenizer may have more than the model
         self.card = structs.replace(
             welcome.model,
@@ -194,6 +198,7 @@ class CoreMessages:
             eos_token_ids=tuple(dict.fromkeys(each for each in eos if each < num_ids)),
             answer_format=answers.format,
             max_kept_bytes=self._lifecycle.keeper.max_answer_bytes,
+            media=media,
         )
         if self._spans is not None:
             self._spans.model = self.card.name

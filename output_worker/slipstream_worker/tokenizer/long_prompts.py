@@ -29,13 +29,15 @@ logger = logging.getLogger(__name__)
 LONG_CHARS = 2**14
 LANE_CHARS = (LONG_CHARS, 2**16)  # the most in each lane but the last one (decision 017)
 NUM_LANES = 1 + len(LANE_CHARS)
+IMAGE_CHARS = 2**12  # that an image's placeholders count as; their number is known once rendered
 SLICE_CHARS = 2**16  # slice of a text that may be too long
 
 
 def size_of(request: Render) -> int:
-    """Size of the request in characters; a token id counts as one."""
+    """Size of the request in characters; a token id counts as one, an image as IMAGE_CHARS."""
     num_ids = len(request.token_ids or b"") // 4
     num_chars = num_prompt_chars(request.text, request.messages, request.template)
+    num_chars += IMAGE_CHARS * len(request.media)
     return num_ids + num_chars + len(request.prediction) + sum(map(len, request.texts))
 
 

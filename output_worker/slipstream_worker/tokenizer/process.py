@@ -48,6 +48,7 @@ from slipstream_worker.detokenizer.slow_compiler import compile_slow, slow_piece
 from slipstream_worker.detokenizer.table import TableFileError, cache_path, load_table, save_table
 from slipstream_worker.tokenizer.answer_settings import ReadFormat, read_format
 from slipstream_worker.tokenizer.end_tokens import end_token_ids
+from slipstream_worker.tokenizer.image_placeholders import NoPicturesError, load_placeholders
 from slipstream_worker.tokenizer.long_prompts import NUM_LANES, LongPromptThread, lane_of
 from slipstream_worker.tokenizer.prompt_rendering import ChatTraits, render
 from slipstream_worker.tokenizer.render_note import RenderNote
@@ -98,6 +99,11 @@ def main() -> int:
         if not ready.error:
             kwargs = config.default_chat_template_kwargs
             traits = chat_traits(tokenizer, ready)._replace(template_kwargs=kwargs)
+            try:
+                placeholders = load_placeholders(tokenizer, config.tokenizer)
+                traits = traits._replace(placeholders=placeholders)
+            except NoPicturesError as error:
+                ready = replace(ready, why_no_images=str(error))
             eos = end_token_ids(tokenizer, traits.dialect, _delimiters(ready))
             ready = replace(ready, eos_token_ids=eos)
     freeze_gc(collects=False)  # parsing a vocabulary leaves free memory behind

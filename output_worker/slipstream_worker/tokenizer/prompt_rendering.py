@@ -6,7 +6,7 @@ Any error, a template's included, is the answer to that request alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ from slipstream_worker.formats.call_grammar import (
 from slipstream_worker.tokenizer.answer_settings import ReadFormat, asks_for_grammar
 from slipstream_worker.tokenizer.bad_words import bad_word_ids
 from slipstream_worker.tokenizer.embedding_inputs import inputs_rendered
+from slipstream_worker.tokenizer.image_placeholders import ImagePlaceholders
 from slipstream_worker.tokenizer.long_prompts import SLICE_CHARS, tokens_if_too_long
 from slipstream_worker.tokenizer.open_turn import ChatTexts, open_turn
 from slipstream_worker.tokenizer.template_dialect import TemplateDialect
@@ -54,14 +55,15 @@ _MAX_INTRODUCTION_CHARS = 1024
 class ChatTraits(NamedTuple):
     """The properties of a tokenizer's chats. format: of answers; None where it is unknown. refused:
     shapes of chats that the template does not take, without tools and with them. forced: the format
-    of forced calls, where `format` has none. template_kwargs: variables of the template that a
-    request may replace.
+    of forced calls, where `format` has none. placeholders: of images; None: it takes none.
+    template_kwargs: variables of the template that a request may replace.
     """
 
     dialect: TemplateDialect = TemplateDialect()
     format: ReadFormat | None = None
     refused: tuple[frozenset[Shape], frozenset[Shape]] = (frozenset(), frozenset())
     forced: ReadFormat | None = None
+    placeholders: ImagePlaceholders | None = None
     template_kwargs: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -164,7 +166,10 @@ def _prompt(tokenizer: Any, request: Render, traits: ChatTraits) -> _Prompt:
         add_special_tokens = request.add_special_tokens is not False
         return _Prompt(_ids(tokenizer, request.text, request, add_special_tokens))
     chat, fitted = _fitted_chat(tokenizer, request, traits)
-    ids = _ids(tokenizer, fitted.text, request, bool(request.add_special_tokens))
+    text = fitted.text
+    if request.media:
+        text = _with_images(text, chat, fitted, request, traits)
+    ids = _ids(tokenizer, text, request, bool(request.add_special_tokens))
     prompt = _Prompt(ids, changed_turns=fitted.changes)
     if request.answer is None:
         return prompt
@@ -194,6 +199,51 @@ def _fitted_chat(tokenizer: Any, request: Render, traits: ChatTraits) -> tuple[_
         is_continued=template.continue_final_message,
     )
     return chat_of(fitted.messages), fitted
+
+
+def _with_images(
+    text: str, chat: _Chat, fitted: FittedChat, request: Render, traits: ChatTraits
+) -> str:
+    """A chat's text with all that stands for its images. Raises: BadRequest."""
+    placeholders = traits.placeholders
+    if placeholders is None:
+        raise BadRequest("media", Summary("an image"), "text alone, with this model")
+    placeholders.check_texts(request.messages)
+    if [*_items(fitted.messages)] != [*range(len(request.media))]:
+        given = Summary("images in turns that the model's chat template takes in another order")
+        raise BadRequest("messages", given, "images in turns of the user")
+    if text.count(placeholders.token) != len(request.media):
+        _refuse_unshown(chat, request.messages, traits.dialect, placeholders.token)
+    return placeholders.expanded(text, request.media, request.max_tokens)
+
+
+def _items(messages: Sequence[ChatMessage]) -> Iterator[int]:
+    for message in messages:
+        yield from (part for part in message.parts or () if not isinstance(part, str))
+
+
+def _refuse_unshown(
+    chat: _Chat, messages: Sequence[ChatMessage], dialect: TemplateDialect, token: str
+) -> None:
+    """Raises BadRequest for the first turn whose images the template does not show, one of each
+    role being tried; returns where it shows those.
+    """
+    tried: set[str] = set()
+    bare = [replace(each, parts=None) for each in messages]
+    for index, message in enumerate(messages):
+        items = [*_items([message])]
+        if not items or message.role in tried:
+            continue
+        tried.add(message.role)
+        alone = [*bare[:index], message, *bare[index + 1 :]]
+        try:
+            num = chat._replace(turns=dialect.turns(alone)).text().count(token)
+        except Exception:  # a template raises whatever it likes
+            num = 0
+        if num != len(items):
+            given = Summary(f"an image in a turn of {message.role!r}")
+            allowed = "text: the model's chat template shows no images there"
+            raise BadRequest(f"media[{items[0]}]", given, allowed)
 
 
 def _ids(tokenizer: Any, text: str, request: Render, add_special_tokens: bool) -> list[int]:

@@ -1,9 +1,10 @@
 """The dialect of turns that a chat template reads, found once by rendering small chats with it.
 
 Templates differ in the name under which they read a turn's reasoning, in whether the arguments of a
-call are an object or text, in whether a turn with calls may have empty content, and in whether they
-know the role `developer`: some leave such a turn out without a word. A template that can tell none
-of this apart, or that renders no calls, has the dialect of most: `TemplateDialect()`.
+call are an object or text, in whether a turn with calls may have empty content, in whether they
+know the role `developer` (some leave such a turn out without a word), and in whether they read
+content that is a text: some of vision models read lists of parts alone. A template that can tell
+none of this apart, or that renders no calls, has the dialect of most: `TemplateDialect()`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _REASONING, _CONTENT = "probe_reasoning", "probe_content"
 _TOOLS = [{"type": "function", "function": {"name": "other", "description": "", "parameters": {}}}]
 _USER_TURN = ChatMessage("user", "a")
 _DEVELOPER, _SYSTEM = "developer", "system"
+_IMAGE = {"type": "image"}
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -43,15 +45,21 @@ class TemplateDialect(NamedTuple):
     has_reasoning_beside_text: bool = True  # also in a turn with calls
     has_short_ids: bool = False  # ids of calls are nine letters and digits
     has_developer: bool = True  # else what a developer says is the system's
+    reads_texts: bool = True  # as content; else parts alone
 
     def turns(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         """Messages as the template expects them."""
         turns = [self.turn(each) for each in messages]
-        return turns if self.has_developer else _with_system(turns)
+        turns = turns if self.has_developer else _with_system(turns)
+        if self.reads_texts:
+            return turns
+        return [{**turn, "content": _as_parts(turn.get("content") or "")} for turn in turns]
 
     def turn(self, message: ChatMessage) -> dict[str, Any]:
         """A message as the template expects it."""
         turn: dict[str, Any] = msgspec.to_builtins(message)
+        if (parts := turn.pop("parts", None)) is not None:
+            turn["content"] = [_text(each) if isinstance(each, str) else _IMAGE for each in parts]
         reasoning = turn.pop("reasoning_content", None)
         calls = turn.pop("tool_calls", None)
         if calls:
@@ -61,7 +69,7 @@ class TemplateDialect(NamedTuple):
                 call["function"]["arguments"] = self._arguments(call["function"]["arguments"])
                 if call.get("id"):
                     call["id"] = self._call_id(call["id"])
-            if self.omits_empty and not message.content:
+            if self.omits_empty and not turn["content"]:
                 del turn["content"]
         if message.tool_call_id:
             turn["tool_call_id"] = self._call_id(message.tool_call_id)
@@ -92,17 +100,34 @@ def _with_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if turn["role"] != _DEVELOPER:
             found.append(turn)
         elif found and found[-1]["role"] == _SYSTEM:
-            found[-1] = {**found[-1], "content": f"{found[-1]['content']}\n\n{turn['content']}"}
+            found[-1] = {**found[-1], "content": _joined(found[-1]["content"], turn["content"])}
         else:
             found.append({**turn, "role": _SYSTEM})
     return found
+
+
+def _joined(one: Any, other: Any) -> Any:
+    """Two turns' contents as one: texts, or lists of parts."""
+    if isinstance(one, str) and isinstance(other, str):
+        return f"{one}\n\n{other}"
+    return [*_as_parts(one), _text("\n\n"), *_as_parts(other)]
+
+
+def _as_parts(content: Any) -> list[dict[str, str]]:
+    return [_text(content)] if isinstance(content, str) else content
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 def find_dialect(tokenizer: Any) -> TemplateDialect:
     """The dialect of a tokenizer's chat template. Errors of the template are findings."""
     if not tokenizer.chat_template:
         return TemplateDialect()
-    found = _with_calls(tokenizer)._replace(has_developer=_has_developer(tokenizer))
+    plain = TemplateDialect(reads_texts=_reads_texts(tokenizer))
+    found = _with_calls(tokenizer, plain)
+    found = found._replace(has_developer=_has_developer(tokenizer, plain))
     for name in _ordered_names(tokenizer.chat_template):
         named = found._replace(reasoning_name=name)
         if any(
@@ -132,19 +157,28 @@ def find_refused_shapes(
     return refused(None), refused(_TOOLS)
 
 
-def _has_developer(tokenizer: Any) -> bool:
+def _reads_texts(tokenizer: Any) -> bool:
+    """True if a user's text is rendered, or is not even as a part."""
+    as_text, as_parts = (
+        _CONTENT in _chat(tokenizer, dialect, [ChatMessage("user", _CONTENT)])
+        for dialect in (TemplateDialect(), TemplateDialect(reads_texts=False))
+    )
+    return as_text or not as_parts
+
+
+def _has_developer(tokenizer: Any, plain: TemplateDialect) -> bool:
     """True if a developer's turn is rendered, or no system's is either."""
     as_developer, as_system = (
         _CONTENT in _chat(tokenizer, dialect, [ChatMessage(_DEVELOPER, _CONTENT), _USER_TURN])
-        for dialect in (TemplateDialect(), TemplateDialect(has_developer=False))
+        for dialect in (plain, plain._replace(has_developer=False))
     )
     return as_developer or not as_system
 
 
-def _with_calls(tokenizer: Any) -> TemplateDialect:
+def _with_calls(tokenizer: Any, plain: TemplateDialect) -> TemplateDialect:
     """The dialect as far as calls and their arguments are concerned."""
     candidates = [
-        TemplateDialect(is_text=is_text, omits_empty=omits_empty)
+        plain._replace(is_text=is_text, omits_empty=omits_empty)
         for omits_empty in (False, True)
         for is_text in (False, True)
     ]

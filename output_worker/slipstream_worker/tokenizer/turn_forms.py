@@ -182,20 +182,20 @@ def _with_first_system(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]
     said = [each for each in messages if each.role in SYSTEM_ROLES]
     if not said or (len(said) == 1 and messages[0] is said[0]):
         return messages
-    first = replace(said[0], content=_join([each.content for each in said]))
+    first = _with_contents(said[0], said)
     return [first, *(each for each in messages if each.role not in SYSTEM_ROLES)]
 
 
 def _in_user(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-    said = _join([each.content for each in messages if each.role in SYSTEM_ROLES])
+    said = [each for each in messages if each.role in SYSTEM_ROLES]
     others = [each for each in messages if each.role not in SYSTEM_ROLES]
     if len(others) == len(messages):
         return messages
     for index, each in enumerate(others):
         if each.role == _USER:
-            others[index] = replace(each, content=_join([said, each.content]))
+            others[index] = _with_contents(each, [*said, each])
             return others
-    return [ChatMessage(_USER, said), *others]
+    return [_with_contents(ChatMessage(_USER, ""), said), *others]
 
 
 def _joint(group: Sequence[ChatMessage], message: ChatMessage, form: TurnForm) -> TurnChange | None:
@@ -217,12 +217,24 @@ def _joined(group: Sequence[ChatMessage]) -> ChatMessage:
     if len(group) == 1:
         return first
     return replace(
-        first,
-        content=_join([each.content for each in group]),
+        _with_contents(first, group),
         name=first.name if len(names) == 1 or first.role == _TOOL else None,
         tool_calls=group[-1].tool_calls,
         reasoning_content=_join([each.reasoning_content or "" for each in group]) or None,
     )
+
+
+def _with_contents(turn: ChatMessage, group: Sequence[ChatMessage]) -> ChatMessage:
+    """The turn with the contents of several, texts and items in their order."""
+    if all(each.parts is None for each in group):
+        return replace(turn, content=_join([each.content for each in group]), parts=None)
+    parts: list[str | int] = []
+    for each in group:
+        own = (each.content,) if each.parts is None else each.parts
+        shown = [part for part in own if part != ""]
+        parts += [_GAP, *shown] if parts and shown else shown
+    content = "".join([part for part in parts if isinstance(part, str)])
+    return replace(turn, content=content, parts=tuple(parts))
 
 
 def _join(texts: Sequence[str]) -> str:
@@ -245,7 +257,7 @@ def _has_system(messages: Sequence[ChatMessage], text: str) -> bool:
 def _has_marks(messages: Sequence[ChatMessage], form: TurnForm, render: RenderChat) -> bool:
     """True if the template writes all that the system says, though perhaps in another spelling."""
     marked = [
-        replace(each, content=f"{_MARK}{index};") if _says(each) else each
+        replace(each, content=f"{_MARK}{index};", parts=None) if _says(each) else each
         for index, each in enumerate(messages)
     ]
     try:

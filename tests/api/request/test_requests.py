@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from slipstream.errors import BadRequestError
 from slipstream.request import prompts
 from slipstream.request import requests as module
+from slipstream.request.media import MediaCollector
 from slipstream.request.parallel_sampling import can_join, joined, params_of_answers
 from slipstream.request.requests import checked_params, new_submit, new_submits
 from slipstream_ipc.columns import pack_u32
@@ -112,12 +113,18 @@ def test_the_content_of_a_message_may_come_in_parts() -> None:
     ("part", "text"),
     [
         (
-            {"type": "image_url", "image_url": {"url": "x"}},
-            f"messages[0].content[2].type: got 'image_url', {AS_TEXT}",
+            {"type": "input_audio", "input_audio": {"data": "x"}},
+            f"messages[0].content[2].type: got 'input_audio', {AS_TEXT}",
         ),
         ({"type": "text"}, "messages[0].content[2].text: missing, allowed: a string"),
         ({"type": "text", "text": 3}, "messages[0].content[2].text: got 3, allowed: a string"),
-        ("c", "messages[0].content[2]: got 'c', allowed: a mapping with text"),
+        (
+            "c",
+            (
+                "messages[0].content[2]: got 'c', allowed: a mapping with text or a mapping with "
+                "image, detail or a mapping with image_url"
+            ),
+        ),
     ],
 )
 def test_parts_that_are_no_text_are_named(part: Any, text: str) -> None:
@@ -287,5 +294,8 @@ def test_messages_are_checked_at_once_as_they_are_one_by_one(messages: list[Chat
         except BadRequest as error:
             return error.field, str(error)
 
-    one_by_one = outcome(lambda: tuple(map(prompts._message, range(len(messages)), messages)))
-    assert outcome(lambda: prompts.checked_prompt(messages)[2]) == one_by_one
+    def one_by_one() -> object:
+        images = MediaCollector()
+        return tuple([prompts._message(index, each, images) for index, each in enumerate(messages)])
+
+    assert outcome(lambda: prompts.checked_prompt(messages).messages) == outcome(one_by_one)

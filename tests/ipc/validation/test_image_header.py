@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from io import BytesIO
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from slipstream_ipc.validation.image_header import (
     image_format,
     image_header,
 )
+from slipstream_verify.fuzz.damaged_images import damaged_image
 
 Image = pytest.importorskip("PIL.Image")
 ImageOps = pytest.importorskip("PIL.ImageOps")
@@ -186,3 +188,17 @@ def test_a_fitted_picture_has_no_more_pixels_and_its_own_proportions(
     elif fitted_width > 1 < fitted_height:  # within a pixel of the proportions
         assert fitted_width <= (most * width / height) ** 0.5 < fitted_width + 1
         assert fitted_height <= (most * height / width) ** 0.5 < fitted_height + 1
+
+
+def test_damaged_files_of_all_kinds_are_read_or_refused() -> None:
+    """Those that the fuzzer sends; some are pictures, most are not."""
+    found = 0
+    for seed in range(2000):
+        data = damaged_image(Random(seed))
+        try:
+            header = image_header(data)
+        except BadRequest:
+            continue
+        found += 1
+        assert 0 < header.width * header.height <= MAX_IMAGE_PIXELS
+    assert 200 < found < 1800

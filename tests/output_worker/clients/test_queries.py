@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import (
@@ -14,6 +15,8 @@ from slipstream_ipc.messages import (
     Detokenize,
     Detokenized,
     Fault,
+    MediaCard,
+    MediaSize,
     ModelCard,
     Render,
     Rendered,
@@ -103,7 +106,7 @@ def queries(readers: Any, prompts: Any) -> ClientQueries:
 
 
 def test_each_gets_its_own_answer(queries, readers, prompts):
-    queries.tokenize(ME, Tokenize(7, "hi", with_strings=True, add_special_tokens=False))
+    queries.tokenize(ME, Tokenize(7, "hi", with_strings=True, add_special_tokens=False), MODEL)
     queries.detokenize(ME, Detokenize(7, pack_u32([1, 2]), skip_special_tokens=True), MODEL)
     first, second = prompts.asked
     assert (first.text, first.with_strings, first.add_special_tokens) == ("hi", True, False)
@@ -117,13 +120,13 @@ def test_each_gets_its_own_answer(queries, readers, prompts):
 
 def test_a_fault_is_an_answer(queries, readers):
     fault = Fault("bad_request", "no", "prompt")
-    queries.tokenize(ME, Tokenize(1, messages=(ChatMessage("user", "x"),)))
+    queries.tokenize(ME, Tokenize(1, messages=(ChatMessage("user", "x"),)), MODEL)
     assert queries.answered(Rendered(1, fault=fault))
     assert readers.ports[ME].said == [Tokenized(1, fault=fault)]
 
 
 def test_who_has_gone_is_not_answered(queries, readers):
-    queries.tokenize(ME, Tokenize(1, "x"))
+    queries.tokenize(ME, Tokenize(1, "x"), MODEL)
     port = readers.ports.pop(ME)
     assert queries.answered(Rendered(1, pack_u32([5])))
     assert port.said == []
@@ -131,7 +134,7 @@ def test_who_has_gone_is_not_answered(queries, readers):
 
 @pytest.mark.parametrize("asked", [Tokenize(4), Tokenize(4, "x", (ChatMessage("user", "x"),))])
 def test_one_prompt_to_a_question(queries, readers, prompts, asked):
-    queries.tokenize(ME, asked)
+    queries.tokenize(ME, asked, MODEL)
     (answer,) = readers.ports[ME].said
     assert (answer.number, answer.fault.field) == (4, "prompt")
     assert not prompts.asked
@@ -153,17 +156,17 @@ def test_who_asks_too_much_is_turned_away(queries, readers, prompts, monkeypatch
     monkeypatch.setattr(lane, name, 8 * (1 if name == "MAX_WAITING" else len(text)))
     readers.ports[b"other"] = Port()
     for number in range(5):
-        queries.tokenize(ME, Tokenize(number, text))
+        queries.tokenize(ME, Tokenize(number, text), MODEL)
     (answer,) = readers.ports[ME].said
     assert (answer.number, answer.fault.code) == (4, "overloaded")
     for number in range(3):
-        queries.tokenize(b"other", Tokenize(number, text))
+        queries.tokenize(b"other", Tokenize(number, text), MODEL)
     (answer,) = readers.ports[b"other"].said
     assert (answer.number, answer.fault.code) == (2, "overloaded"), "half of what was left"
     assert queries.answered(Rendered(1))
-    queries.tokenize(b"other", Tokenize(3, text))
+    queries.tokenize(b"other", Tokenize(3, text), MODEL)
     assert len(readers.ports[b"other"].said) == 1
-    queries.tokenize(ME, Tokenize(5, other))
+    queries.tokenize(ME, Tokenize(5, other), MODEL)
     assert other in prompts.texts
 
 
@@ -171,7 +174,7 @@ def test_prompts_of_streams_wait_for_few_characters_of_questions(queries, prompt
     """What the tokenizer process has not been asked yet does not lie before them."""
     text = "x" * LONG_CHARS
     for number in range(9):
-        queries.tokenize(ME, Tokenize(number, text))
+        queries.tokenize(ME, Tokenize(number, text), MODEL)
     assert len(prompts.asked) == module.MAX_CHARS_IN_PROCESS // LONG_CHARS == 4
     for key in range(1, 6):
         assert queries.answered(Rendered(key))
@@ -180,10 +183,10 @@ def test_prompts_of_streams_wait_for_few_characters_of_questions(queries, prompt
 
 def test_questions_pass_much_longer_ones_of_which_one_is_asked(queries, readers, prompts):
     for number in range(15):
-        queries.tokenize(ME, Tokenize(number, "x" * MAX_QUERY_CHARS))
+        queries.tokenize(ME, Tokenize(number, "x" * MAX_QUERY_CHARS), MODEL)
     huge, long = "x" * (MAX_QUERY_CHARS - 1), 3 * LONG
     for number, text in enumerate((huge, long, long, LONG, "hello"), start=15):
-        queries.tokenize(ME, Tokenize(number, text))
+        queries.tokenize(ME, Tokenize(number, text), MODEL)
     queries.detokenize(ME, Detokenize(20, pack_u32([5])), MODEL)
     assert not readers.ports[ME].said
     asked = [size_of(render) for render in prompts.asked]
@@ -198,7 +201,8 @@ def test_clients_take_turns(queries, readers, prompts):
     readers.ports |= {b"b": Port(), b"c": Port()}
     for client in (ME, b"b", b"c"):
         for number in range(3):
-            queries.tokenize(client, Tokenize(number, f"{client.decode()}{number} {LONG}"))
+            text = f"{client.decode()}{number} {LONG}"
+            queries.tokenize(client, Tokenize(number, text), MODEL)
     for key in range(1, 10):
         assert queries.answered(Rendered(key))
     turns = [text.split()[0] for text in prompts.texts if text is not None]
@@ -212,7 +216,7 @@ def test_the_tenants_of_one_client_take_turns(queries, readers, prompts, key):
     for tenant in (b"a", b"b"):
         for number in range(3):
             text = f"{tenant.decode()}{number} {LONG}"
-            queries.tokenize(ME, Tokenize(number, text, tenant=tenant))
+            queries.tokenize(ME, Tokenize(number, text, tenant=tenant), MODEL)
     queries.detokenize(ME, Detokenize(9, pack_u32([1] * 2**15), tenant=b"c"), MODEL)
     for answered in range(1, 8):
         assert queries.answered(Rendered(answered))
@@ -226,9 +230,9 @@ def test_who_leaves_asks_no_more(queries, readers, prompts, has_begun):
     readers.ports[b"other"] = Port()
     prompts.has_begun = has_begun
     for number in range(3):
-        queries.tokenize(ME, Tokenize(number, LONG))
-    queries.tokenize(ME, Tokenize(3, "hello"))
-    queries.tokenize(b"other", Tokenize(0, LONG + "y"))
+        queries.tokenize(ME, Tokenize(number, LONG), MODEL)
+    queries.tokenize(ME, Tokenize(3, "hello"), MODEL)
+    queries.tokenize(b"other", Tokenize(0, LONG + "y"), MODEL)
     assert prompts.texts == [LONG, "hello"]
     queries.beat()
     assert not prompts.withdrawn
@@ -247,16 +251,16 @@ def test_who_leaves_asks_no_more(queries, readers, prompts, has_begun):
 
 
 def test_how_many_tokens_there_may_be(queries, prompts):
-    queries.tokenize(ME, Tokenize(1, "x"))
-    queries.tokenize(ME, Tokenize(2, "x", with_strings=True))
+    queries.tokenize(ME, Tokenize(1, "x"), MODEL)
+    queries.tokenize(ME, Tokenize(2, "x", with_strings=True), MODEL)
     limits = [render.max_tokens for render in prompts.asked]
     assert limits == [MAX_QUERY_TOKENS, MAX_SPELLED_TOKENS]
 
 
 def test_a_text_that_is_too_long_is_not_tokenised(queries, readers, prompts):
-    queries.tokenize(ME, Tokenize(1, "x" * (MAX_QUERY_CHARS + 1)))
+    queries.tokenize(ME, Tokenize(1, "x" * (MAX_QUERY_CHARS + 1)), MODEL)
     turns = tuple([ChatMessage("user", "x" * (MAX_QUERY_CHARS // 2))] * 2)
-    queries.tokenize(ME, Tokenize(2, messages=turns))
+    queries.tokenize(ME, Tokenize(2, messages=turns), MODEL)
     faults = [(answer.number, answer.fault.field) for answer in readers.ports[ME].said]
     assert faults == [(1, "prompt"), (2, "prompt")]
     assert not prompts.asked
@@ -274,10 +278,24 @@ def test_who_asks_and_does_not_read_costs_a_bounded_number_of_bytes(
     prompts = Prompts()
     queries = ClientQueries(readers, prompts, None)  # type: ignore[arg-type]
     for number in range(20):
-        queries.tokenize(ME, Tokenize(number, "a"))
+        queries.tokenize(ME, Tokenize(number, "a"), MODEL)
         key = len(prompts.asked)
         assert queries.answered(Rendered(key, token_ids=bytes(400)))
     said = readers.ports[ME].said
     assert [each.number for each in said] == list(range(20))  # each has its answer
     assert sum(len(each.token_ids) for each in said) == 1200
     assert {each.fault.code for each in said[3:]} == {"overloaded"}
+
+
+def test_sizes_of_images_go_along_within_the_models_limit(
+    queries: ClientQueries, readers: Readers, prompts: Prompts
+) -> None:
+    card = replace(MODEL, media=MediaCard(7, max_pixels=100))
+    turn = ChatMessage("user", "", parts=(0, 1))
+    sizes = (MediaSize("image", 5, 4), MediaSize("image", 40, 10))
+    queries.tokenize(ME, Tokenize(1, messages=(turn,), media=sizes), card)
+    assert prompts.asked[0].media == (sizes[0], MediaSize("image", 20, 5))
+    for number, (model, media) in enumerate(((MODEL, sizes), (card, sizes[:1])), start=2):
+        queries.tokenize(ME, Tokenize(number, messages=(turn,), media=media), model)
+        assert readers.ports[ME].said[-1].fault.field == "media"
+    assert len(prompts.asked) == 1

@@ -108,7 +108,9 @@ def test_a_request_that_a_worker_dies_over_before_it_is_accepted_counts_once() -
 
 
 IMAGE_CARD = structs.replace(CARD, media=MediaCard(placeholder_id=7))
-IMAGE = media_item("image", b"a picture")
+# the header of a PNG of 3 x 2 pixels
+HEADER = bytes.fromhex("89504e470d0a1a0a0000000d4948445200000003000000020802000000")
+IMAGE = media_item("image", HEADER + b"a picture")
 
 
 def with_image(stream_id: bytes, **fields: Any) -> Submit:
@@ -152,6 +154,21 @@ def test_images_are_refused_where_there_is_no_place_for_them(
     assert [(each.code, each.field) for each in told] == [(code, field)]
     assert asked.streams.get(IDS[0]) is None
     assert asked.lifecycle.media.num_bytes == 0
+
+
+def test_a_file_that_is_no_picture_is_refused_whatever_sent_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client may be none of ours."""
+    asked, told = Asked(), list[Fault]()
+    port = SimpleNamespace(enqueue=lambda rejected: told.append(rejected.fault))
+    monkeypatch.setattr(asked.readers, "port", lambda identity: port)
+    huge = HEADER[:16] + b"\0\1" + HEADER[18:20] + b"\0\1" + HEADER[22:]
+    for data in (b"GIF98a", HEADER[:20], huge):
+        submit = structs.replace(with_image(IDS[0]), media=(media_item("image", data),))
+        asked.from_client.handle(asked.session, submit, IMAGE_CARD)
+    assert [(each.code, each.field) for each in told] == [("bad_request", "media[0]")] * 3
+    assert asked.streams.get(IDS[0]) is None
 
 
 def test_another_image_is_another_request() -> None:

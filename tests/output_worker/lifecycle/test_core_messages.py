@@ -9,7 +9,15 @@ from msgspec import structs
 from tests.helpers.admits import admit_of
 
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import End, ModelCard, Registered, SamplingParams, Step, Welcome
+from slipstream_ipc.messages import (
+    End,
+    MediaCard,
+    ModelCard,
+    Registered,
+    SamplingParams,
+    Step,
+    Welcome,
+)
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.config import WorkerConfig
@@ -47,7 +55,7 @@ CONFIG = WorkerConfig(
 class Told:
     """A fresh worker, and what its core tells it."""
 
-    def __init__(self, answer_format: str = "") -> None:
+    def __init__(self, answer_format: str = "", why_no_images: str = "") -> None:
         anybody: Any = Anybody()
         self.streams, self.columns, self.counters = (
             WorkerStreamTable(),
@@ -70,7 +78,7 @@ class Told:
             anybody,
             anybody,
             anybody,
-            answers=AnswerForm(answer_format),
+            answers=AnswerForm(answer_format, why_no_images=why_no_images),
         )
 
     def registered(self, end: End) -> WorkerStream:
@@ -161,3 +169,22 @@ def test_answers_in_channels_end_with_their_own_ids(given: Any, expected: Any) -
         told.from_core.handle(Welcome(1, card))
         assert told.from_core.card is not None
         assert told.from_core.card.eos_token_ids == ids
+
+
+@pytest.mark.parametrize(
+    ("media", "why", "told"),
+    [
+        (None, "", None),
+        (None, "no processor", None),
+        (MediaCard(7), "", MediaCard(7)),
+        (MediaCard(7), "no processor", MediaCard(7, "no processor")),
+        (MediaCard(7, "no tower"), "no processor", MediaCard(7, "no tower")),
+    ],
+)
+def test_clients_are_told_of_images_if_core_and_tokenizer_have_a_place_for_them(
+    media: MediaCard | None, why: str, told: MediaCard | None
+) -> None:
+    worker = Told(why_no_images=why)
+    worker.from_core.handle(Welcome(1, structs.replace(CARD, media=media)))
+    assert worker.from_core.card is not None
+    assert worker.from_core.card.media == told

@@ -55,6 +55,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.validation.chat_template import check_token_ids, template_options
+from slipstream_ipc.validation.media import sizes_of
 from slipstream_ipc.validation.sampling_params import token_ids_from
 
 Query = Tokenize | Detokenize | Cancel | Recall | Locate | Inspect | ChangeAdapter | Embed
@@ -218,11 +219,17 @@ def new_tokenize(
 ) -> Tokenize:
     """A Tokenize; `PendingQueries.ask` sets its number. Raises: BadRequestError."""
     try:
-        text, token_ids, messages = checked_prompt(prompt)
+        text, token_ids, messages, media, _ = checked_prompt(prompt)
         if token_ids:
             raise BadRequest("prompt", Summary("token ids"), "a string, or a list of chat messages")
         asked = Tokenize(
-            0, text, messages, template or TemplateOptions(), add_special_tokens, with_strings
+            0,
+            text,
+            messages,
+            template or TemplateOptions(),
+            add_special_tokens,
+            with_strings,
+            media=sizes_of(media),
         )
         if not fits_message(replace(asked, tenant=bytes(MAX_IDENTITY_BYTES))):
             given = Summary("a query larger than a message")

@@ -5,7 +5,8 @@
   end, and many templates show no ids.
 - A last turn of the assistant is continued, not repeated; it cannot have a call.
 - Search results and documents of text are text, with title and source before it.
-- Images, other documents, and tools that run on Anthropic's servers are refused.
+- Images are images, also those in a `tool_result`.
+- Other documents, and tools that run on Anthropic's servers, are refused.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from slipstream.http.anthropic.request_bodies import (
     DocumentBlock,
     DocumentSource,
     ImageBlock,
+    ImageSource,
     MessagesRequest,
     MessagesToolChoice,
     OfferedTool,
@@ -44,10 +46,12 @@ from slipstream.http.openai.request_bodies import (
     ContentPart,
     JsonSchema,
     Message,
+    PlacedImage,
     ResponseFormat,
     TextContent,
     ThinkingContent,
 )
+from slipstream_ipc.errors import brief
 from slipstream_ipc.messages import MAX_TOOL_CALLS
 
 _ASSISTANT, _SYSTEM, _TOOL = "assistant", "system", "tool"
@@ -138,7 +142,7 @@ def _turn(turn: Turn, field: str) -> Iterator[Message]:
         _check_place(turn, block, where)
         match block:
             case TextBlock() | SearchResultBlock() | ImageBlock() | DocumentBlock():
-                parts.append(TextContent(_text_of(block, where)))
+                parts.append(_part_of(block, where))
             case ThinkingBlock(thinking=thinking):
                 parts.append(ThinkingContent(thinking))
             case RedactedThinkingBlock():
@@ -183,17 +187,38 @@ def _check_continued(blocks: Sequence[ContentBlock], field: str) -> None:
 
 def _tool_result(block: ToolResultBlock, where: str) -> Message:
     content = block.content or ""
-    if not isinstance(content, str):
-        content = "".join(
-            [_text_of(each, f"{where}.content[{at}]") for at, each in enumerate(content)]
-        )
-    if block.is_error:
-        content = _ERROR + content
-    return Message(role=_TOOL, content=content, tool_call_id=block.tool_use_id)
+    parts: list[ContentPart] = [TextContent(_ERROR)] if block.is_error else []
+    if isinstance(content, str):
+        parts.append(TextContent(content))
+    else:
+        parts += [_part_of(each, f"{where}.content[{at}]") for at, each in enumerate(content)]
+    texts = [part.text for part in parts if isinstance(part, TextContent)]
+    whole = "".join(texts) if len(texts) == len(parts) else tuple(parts)
+    return Message(role=_TOOL, content=whole, tool_call_id=block.tool_use_id)
 
 
-def _text_of(block: ResultContent, where: str) -> str:
-    """Raises ApiError for a block that is no text."""
+def _part_of(block: ResultContent, where: str) -> ContentPart:
+    if not isinstance(block, ImageBlock):
+        return TextContent(_text_of(block, where))
+    source = block.source or {}
+    try:
+        found = convert(source, ImageSource)
+    except ValidationError:
+        kind = source.get("type")
+        given = f"{where}.source: got {brief(repr(kind))}"
+        what = f'{given}, allowed: {{"type": "base64", "media_type": …, "data": …}}'
+        if kind in ("url", "file"):
+            what += ": the server fetches no files"
+        url = None
+    else:
+        return PlacedImage(f"data:;base64,{found.data}", place=where, kind="image")
+    return PlacedImage(url, place=where, kind="image", refusal=what)
+
+
+def _text_of(
+    block: TextBlock | SearchResultBlock | ToolReferenceBlock | DocumentBlock, where: str
+) -> str:
+    """Raises ApiError for a document that is no text."""
     match block:
         case TextBlock(text=text):
             return text
@@ -203,8 +228,6 @@ def _text_of(block: ResultContent, where: str) -> str:
             return _titled(title, source, "".join([each.text for each in content]))
         case DocumentBlock(title=title, context=context):
             return _titled(title, context, _document_text(block, where))
-        case ImageBlock():
-            raise _unsupported(block, where)
         case _:
             assert_never(block)
 
@@ -216,7 +239,7 @@ def _titled(title: str | None, about: str | None, text: str) -> str:
 
 def _document_text(block: DocumentBlock, where: str) -> str:
     if block.source is None or block.source.get("type") not in ("text", "content"):
-        raise _unsupported(block, where)
+        raise _unsupported(where)
     try:
         source = convert(block.source, DocumentSource)
     except ValidationError as error:
@@ -254,8 +277,6 @@ def _tool_choice(choice: MessagesToolChoice) -> str | dict[str, Any]:
     return _CHOICES[choice.type]
 
 
-def _unsupported(block: ImageBlock | DocumentBlock, where: str) -> ApiError:
-    kind = block.__struct_config__.tag
-    some = " but for those of text" if isinstance(block, DocumentBlock) else ""
-    what = f"{kind}s are not supported yet{some}; the model is served as text"
-    return bad_field(where, f"{where}: got {kind!r}, allowed: text; {what}")
+def _unsupported(where: str) -> ApiError:
+    what = "documents are not supported yet but for those of text; the model is served as text"
+    return bad_field(where, f"{where}: got 'document', allowed: text; {what}")

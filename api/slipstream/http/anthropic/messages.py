@@ -18,6 +18,7 @@ from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.planning.chat import plan_chat, prompt_query
 from slipstream.http.planning.served_model import ask, respond_when_done
 from slipstream.http.response_encoding import Response, json_response
+from slipstream.request.served_models import base_of
 from slipstream_ipc.messages import ModelCard, Tokenized
 
 KIND = "msg"
@@ -49,13 +50,14 @@ def plan_messages(body: MessagesRequest, model: ModelCard) -> AnswerPlan:
     return plan_chat(chat, model, kind=KIND, shape=MESSAGES, param_names=PARAM_NAMES)
 
 
-def count_tokens(io: LoopIO, body: CountTokensRequest, model: str, exchange: Exchange) -> None:
-    """Answer with the number of the prompt's tokens. model: its name. Raises: ApiError."""
-    asked = prompt_query(chat_request(body))
+def count_tokens(
+    io: LoopIO, body: CountTokensRequest, model: ModelCard, exchange: Exchange
+) -> None:
+    """Answer with the number of the prompt's tokens. Raises: ApiError."""
+    asked, places = prompt_query(chat_request(body), model)
 
     def response_of(found: Tokenized) -> Response:
         return json_response(200, InputTokens(len(ids_of(found))))
 
-    respond_when_done(
-        ask(io, asked, model, exchange), exchange, response_of, {"prompt": "messages"}
-    )
+    names = {**places, "prompt": "messages"}
+    respond_when_done(ask(io, asked, base_of(model), exchange), exchange, response_of, names)

@@ -51,9 +51,16 @@ class ToolUseBlock(InputBlock, frozen=True, kw_only=True, tag="tool_use"):
 
 
 class ImageBlock(InputBlock, frozen=True, kw_only=True, tag="image"):
-    """An image: refused."""
+    """An image. source: an `ImageSource`."""
 
-    source: Ignored = None
+    source: dict[str, Any] | None = None
+
+
+class ImageSource(Struct, frozen=True, tag_field="type", tag="base64"):
+    """An image's file in base64. media_type: without effect: the file's first bytes say it."""
+
+    data: str
+    media_type: str = ""
 
 
 class DocumentBlock(InputBlock, frozen=True, kw_only=True, tag="document"):

@@ -51,6 +51,11 @@ from slipstream.http.native.embeddings import embeddings, read_embeddings
 from slipstream.http.native.generate import plan_generation, read_generate
 from slipstream.http.native.tokenize import detokenize, tokenize, tokenizer_info
 from slipstream.http.openai.body_decoder import check_num_values
+from slipstream.http.openai.decoded_files import (
+    decoded_files,
+    has_large_files,
+    known_files,
+)
 from slipstream.http.openai.ignored_fields import IGNORED_FIELDS, IgnoredFields
 from slipstream.http.openai.request_bodies import SampledRequest
 from slipstream.http.planning.chat import plan_chat, read_chat
@@ -58,9 +63,9 @@ from slipstream.http.planning.completions import plan_completion, read_completio
 from slipstream.http.planning.served_model import guarded, served_model, served_models
 from slipstream.http.response_encoding import Response
 from slipstream.http.responses.response_plan import KIND
-from slipstream.request.served_models import base_of, find_model
+from slipstream.request.served_models import find_model
 from slipstream.request.trace_context import TRACEPARENT, TRACESTATE, trace_context
-from slipstream_ipc.messages import ModelCard, TraceContext
+from slipstream_ipc.messages import MediaItem, ModelCard, TraceContext
 from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
@@ -132,7 +137,27 @@ class ModelEndpoints:
     def _handle(self, handler: Handler, request: HttpRequest, exchange: Exchange) -> None:
         longest = max([model.max_model_len for model in self._io.models], default=0)
         check_num_values(request.body, longest)
-        handler(request, exchange)
+        if not has_large_files(request.body):
+            handler(request, exchange)
+            return
+        request.keeps_body = True
+        decoding = self._io.loop.run_in_executor(None, decoded_files, request.body)
+        decoding.add_done_callback(partial(self._decoded, handler, request, exchange))
+
+    def _decoded(
+        self,
+        handler: Handler,
+        request: HttpRequest,
+        exchange: Exchange,
+        decoding: Future[dict[str, MediaItem]],
+    ) -> None:
+        """Call the handler of a request whose files are decoded."""
+        request.keeps_body = False
+        if exchange.is_open:
+            with known_files(decoding.result()):
+                guarded(exchange, partial(handler, request, exchange))
+        if not (request.keeps_body and exchange.is_open):
+            request.free()
 
     def completions(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /v1/completions. Raises: ApiError, BadRequestError."""
@@ -160,7 +185,7 @@ class ModelEndpoints:
         """POST /v1/messages/count_tokens. Raises: ApiError, BadRequestError."""
         body = self._read(read_count_tokens, request)
         model = served_model(self._io, body.model)
-        count_tokens(self._io, body, base_of(model), exchange)
+        count_tokens(self._io, body, model, exchange)
 
     def embeddings(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /v1/embeddings. Raises: ApiError, BadRequestError."""

@@ -272,10 +272,10 @@ class ResponseEndpoints:
         def response_of(found: Tokenized) -> Response:
             return json_response(200, InputTokenCount(len(ids_of(found))))
 
-        model = base_of(served_model(self._io, body.model))
-        query = prompt_query(chat_of(body, context_of(body, named)))
-        asked = ask(self._io, query, model, exchange)
-        respond_when_done(asked, exchange, response_of, {"prompt": "input"})
+        model = served_model(self._io, body.model)
+        query, places = prompt_query(chat_of(body, context_of(body, named)), model)
+        asked = ask(self._io, query, base_of(model), exchange)
+        respond_when_done(asked, exchange, response_of, {**places, "prompt": "input"})
         exchange.give_back()
 
     def _create(

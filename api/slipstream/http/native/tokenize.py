@@ -24,7 +24,7 @@ from slipstream.http.openai.body_decoder import (
     refuse_unsupported,
     refuse_unsupported_in,
 )
-from slipstream.http.openai.chat_turns import chat_messages
+from slipstream.http.openai.chat_turns import chat_of_turns
 from slipstream.http.openai.request_bodies import DetokenizeRequest, TokenizeRequest
 from slipstream.http.openai.response_bodies import Text, Tokens
 from slipstream.http.planning.chat import template_options
@@ -60,14 +60,14 @@ def tokenize(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
     body = _tokenize_decoder.decode(request.body)
     model = served_model(io, body.model)
     refuse_unsupported(body, supported=("add_special_tokens",))
-    asked = _tokenize_query(body)
+    asked, names = _tokenize_query(body, model)
 
     def response_of(found: Tokenized) -> Response:
         ids = ids_of(found)
         strings = list(found.strings) if body.return_token_strs else None
         return json_response(200, Tokens(len(ids), model.max_model_len, ids, strings))
 
-    names = {"with_strings": "return_token_strs"}
+    names["with_strings"] = "return_token_strs"
     if body.messages is not None:
         names["prompt"] = "messages"
     respond_when_done(ask(io, asked, base_of(model), exchange), exchange, response_of, names)
@@ -127,7 +127,8 @@ def _max_ids(model: ModelCard) -> int:
     return min(MAX_QUERY_TOKENS, max(MAX_IDS_FLOOR, model.max_model_len))
 
 
-def _tokenize_query(body: TokenizeRequest) -> Tokenize:
+def _tokenize_query(body: TokenizeRequest, model: ModelCard) -> tuple[Tokenize, dict[str, str]]:
+    """The query, and the caller's names of its images, for errors. Raises: ApiError."""
     if (body.prompt is None) == (body.messages is None):
         what = "prompt: got both or neither of prompt and messages, allowed: one of them"
         raise bad_field("prompt", what)
@@ -139,13 +140,16 @@ def _tokenize_query(body: TokenizeRequest) -> Tokenize:
         for name in _FOR_MESSAGES:
             if getattr(body, name) is not None:
                 raise bad_field(name, f"{name}: allowed only with messages")
-        return new_tokenize(
+        asked = new_tokenize(
             body.prompt, add_special_tokens=body.add_special_tokens, with_strings=with_strings
         )
+        return asked, {}
     refuse_unsupported_in(body.messages, "messages")
-    return new_tokenize(
-        chat_messages(body.messages),
+    chat, names = chat_of_turns(body.messages, model)
+    asked = new_tokenize(
+        chat,
         template_options(body),
         add_special_tokens=body.add_special_tokens,
         with_strings=with_strings,
     )
+    return asked, names

@@ -9,27 +9,42 @@ import msgspec
 
 from slipstream.http.api_errors import bad_field
 from slipstream.http.openai.custom_tools import arguments_of_input
+from slipstream.http.openai.decoded_files import known_file
 from slipstream.http.openai.request_bodies import (
     Call,
     CalledFunction,
     ChatRequest,
+    ContentPart,
+    ImageContent,
+    ImageUrl,
     Message,
+    PlacedImage,
     RefusalContent,
     TextContent,
     ThinkingContent,
 )
-from slipstream_ipc.messages import ChatMessage, ChatToolCall, FunctionCall
+from slipstream.request.media import Chat, MediaCollector, data_of_url, message_of_parts
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import ChatMessage, ChatToolCall, FunctionCall, ModelCard
+from slipstream_ipc.validation.media import why_no_media
 
 _IS_THINKING = {"enabled": True, "adaptive": True, "disabled": False, "between_tools": False}
 _NO_EFFORT = "none"
 _ASSISTANT = "assistant"
 
 
-def chat_messages(messages: Sequence[Message]) -> tuple[ChatMessage, ...]:
-    """The messages as the worker renders them. Raises: ApiError."""
+def chat_of_turns(
+    messages: Sequence[Message], model: ModelCard | None
+) -> tuple[Chat, dict[str, str]]:
+    """The chat as the worker renders it, and the caller's names of its images, for errors.
+
+    model: refuses images where it takes none; None: is not known. Raises: ApiError.
+    """
     if not messages:
         raise bad_field("messages", "messages: got none, allowed: one or more")
-    return tuple([_chat_message(index, message) for index, message in enumerate(messages)])
+    images = MediaCollector()
+    turns = [_chat_message(index, each, model, images) for index, each in enumerate(messages)]
+    return Chat(tuple(turns), tuple(images.items)), images.names
 
 
 def template_variables(body: ChatRequest) -> dict[str, Any] | None:
@@ -69,7 +84,10 @@ def _is_thinking(body: ChatRequest) -> bool | None:
     return next((each for each in given if isinstance(each, bool)), None)
 
 
-def _chat_message(index: int, message: Message) -> ChatMessage:
+def _chat_message(
+    index: int, message: Message, model: ModelCard | None, images: MediaCollector
+) -> ChatMessage:
+    parts: tuple[str | int, ...] | None = None
     content, reasoning = message.content, message.reasoning_content or message.reasoning
     if isinstance(content, str) and not message.tool_calls:
         call_id = message.tool_call_id
@@ -79,7 +97,15 @@ def _chat_message(index: int, message: Message) -> ChatMessage:
     elif not isinstance(content, str):
         thoughts = [part.thinking for part in content if isinstance(part, ThinkingContent)]
         reasoning = reasoning or "".join(thoughts)
-        content = "".join([_text_of(part) for part in content])
+        field = f"messages[{index}].content"
+        content, parts = message_of_parts(
+            [
+                _image(part, f"{field}[{at}]", model, images)
+                if isinstance(part, ImageContent)
+                else _text_of(part)
+                for at, part in enumerate(content)
+            ]
+        )
     if content is None and (message.role == _ASSISTANT or message.tool_calls):
         content = ""
     if content is None:
@@ -96,10 +122,35 @@ def _chat_message(index: int, message: Message) -> ChatMessage:
         calls or None,
         message.tool_call_id,
         reasoning or None,
+        parts,
     )
 
 
-def _text_of(part: TextContent | RefusalContent | ThinkingContent) -> str:
+def _image(part: ImageContent, place: str, model: ModelCard | None, images: MediaCollector) -> int:
+    """The number of an image. place: of the part, in a chat. Raises: ApiError."""
+    kind, field = "image_url", f"{place}.type"
+    if isinstance(part, PlacedImage):
+        place, kind = part.place, part.kind
+        field = place if kind == "image" else f"{place}.type"
+    if why := "" if model is None else why_no_media(model):
+        what = f"{field}: got {kind!r}, allowed: text; the model is served as text: {why}"
+        raise bad_field(field, what)
+    if isinstance(part, PlacedImage) and part.refusal:
+        raise bad_field(place, part.refusal)
+    given = part.image_url
+    detail = given.detail if isinstance(given, ImageUrl) else None
+    url = given.url if isinstance(given, ImageUrl) else given
+    where = place if isinstance(part, PlacedImage) else f"{place}.image_url"
+    if url is None:
+        raise bad_field(where, f"{where}: missing, allowed: an object with url and detail")
+    try:
+        known = known_file(url.partition(",")[2])
+        return images.add(known or data_of_url(url, where), place, detail)
+    except BadRequest as error:
+        raise bad_field(error.field, str(error)) from None
+
+
+def _text_of(part: ContentPart) -> str:
     match part:
         case TextContent(text=text) | RefusalContent(refusal=text):
             return text

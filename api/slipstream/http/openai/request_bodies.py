@@ -153,7 +153,34 @@ class ThinkingContent(
     cache_control: Ignored = None
 
 
-ContentPart = TextContent | RefusalContent | ThinkingContent
+class ImageUrl(Struct, frozen=True, forbid_unknown_fields=True):
+    """An image's data URL. detail: `low` for at most 512 x 512 pixels."""
+
+    url: str
+    detail: str | None = None
+
+
+class ImageContent(
+    Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="image_url"
+):
+    """A part of a message's content: an image."""
+
+    image_url: str | ImageUrl | None = None
+    cache_control: Ignored = None
+    uuid: Ignored = None  # vLLM's key of its cache: here an image is known by its content
+
+
+class PlacedImage(ImageContent, frozen=True, tag="image_url"):
+    """An image of another API's body. place, kind: its place there, and its type's name. refusal:
+    why it is refused where the model takes images; empty: it is not.
+    """
+
+    place: str = ""
+    kind: str = ""
+    refusal: str = ""
+
+
+ContentPart = TextContent | RefusalContent | ThinkingContent | ImageContent
 
 
 class PredictedOutput(Struct, frozen=True, forbid_unknown_fields=True):
@@ -258,6 +285,8 @@ class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
     web_search_options: Unsupported = None
     chat_template: Unsupported = None
     documents: Unsupported = None
+    mm_processor_kwargs: Unsupported = None
+    media_io_kwargs: Unsupported = None
     moderation: Unsupported = None
 
 
@@ -377,6 +406,8 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "container": (),
     "chat_template": (),
     "documents": ([],),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
     "moderation": (),
 }
 

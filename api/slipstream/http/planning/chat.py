@@ -33,7 +33,7 @@ from slipstream.http.openai.chat_tools import (
     name_unenforced_formats,
     with_functions,
 )
-from slipstream.http.openai.chat_turns import chat_messages, reasoning_target, template_variables
+from slipstream.http.openai.chat_turns import chat_of_turns, reasoning_target, template_variables
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.openai.request_bodies import ChatRequest, TokenizeRequest
 from slipstream.http.openai.response_bodies import (
@@ -127,7 +127,7 @@ def _plan(
         num_logprobs=num_logprobs,
         num_prompt_logprobs=body.prompt_logprobs,
     )
-    messages = chat_messages(body.messages)
+    chat, places = chat_of_turns(body.messages, model)
     answer = answer_options_of_body(body)
     form = body.response_format
     if answer.forces_calls and form is not None and form.type != "text":
@@ -135,17 +135,17 @@ def _plan(
     template = template_options(body)
     check_num_logprobs(params, "top_logprobs", params.n, 0, model)
     if body.prompt_logprobs is not None:
-        most_tokens = _most_tokens(messages, template, model)
+        most_tokens = _most_tokens(chat.messages, template, model)
         check_num_prompt_logprobs(body.prompt_logprobs, most_tokens, model)
     return plan_answer(
         kind,
         shape,
         body,
         model,
-        prompts=[messages],
+        prompts=[chat],
         params=params,
         answers=params_of_answers(params),
-        param_names=names,
+        param_names={**names, **places},
         template=template,
         answer=answer,
         prediction=None if body.prediction is None else body.prediction.text,
@@ -244,12 +244,15 @@ def template_options(body: ChatRequest | TokenizeRequest) -> TemplateOptions:
     )
 
 
-def prompt_query(body: ChatRequest) -> Tokenize:
-    """Asks for the tokens of a chat's prompt. Raises: ApiError, BadRequestError."""
+def prompt_query(body: ChatRequest, model: ModelCard) -> tuple[Tokenize, dict[str, str]]:
+    """Asks for the tokens of a chat's prompt. Returns the names of its images, too, for errors.
+    Raises: ApiError, BadRequestError.
+    """
     body = with_allowed_tools(body)
     if answer_options_of_body(body).tool_choice == "none":  # the model does not see them
         body = replace_field(body, tools=None)
-    return new_tokenize(chat_messages(body.messages), template_options(body))
+    chat, places = chat_of_turns(body.messages, model)
+    return new_tokenize(chat, template_options(body)), places
 
 
 def _most_tokens(

@@ -26,6 +26,7 @@ from slipstream.http.openai.request_bodies import (
     ResponseFormat,
     StreamOptions,
 )
+from slipstream.request.media import Chat
 from slipstream.request.prompts import Prompt
 from slipstream.request.requests import checked_cache_key, checked_params, new_submits
 from slipstream.request.served_models import base_of
@@ -141,7 +142,8 @@ def plan_answer(
 
 def _estimated_len(prompt: Prompt) -> int:
     """A prompt's tokens, about: they are known once it has been tokenised."""
-    return len(msgspec.json.encode(prompt)) // _TOKEN_CHARS + 1
+    text = prompt.messages if isinstance(prompt, Chat) else prompt
+    return len(msgspec.json.encode(text)) // _TOKEN_CHARS + 1
 
 
 def sampling_params(

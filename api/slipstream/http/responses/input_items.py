@@ -18,7 +18,16 @@ from msgspec import Struct
 from slipstream.http.api_errors import ApiError, bad_field
 from slipstream.http.openai.custom_tools import arguments_of_input
 from slipstream.http.openai.ignored_fields import IgnoredFields
-from slipstream.http.openai.request_bodies import Call, CalledFunction, Ignored, Message
+from slipstream.http.openai.request_bodies import (
+    Call,
+    CalledFunction,
+    ContentPart,
+    Ignored,
+    ImageUrl,
+    Message,
+    PlacedImage,
+    TextContent,
+)
 from slipstream.http.responses.offered_tools import offered_name
 from slipstream_ipc.messages import MAX_TOOL_CALLS
 
@@ -123,7 +132,24 @@ class SummaryText(
     text: str
 
 
-InputPart = InputText | PlainText | OutputText | RefusalText | ReasoningText | SummaryText
+class InputImage(
+    Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="input_image"
+):
+    """A part of a message, or of a function's output: an image as a data URL. detail: `low` for at
+    most 512 x 512 pixels.
+    """
+
+    image_url: str | None = None
+    detail: str | None = None
+    file_id: str | None = None  # of a file at OpenAI's servers: refused
+
+    cache_control: Ignored = None
+    prompt_cache_breakpoint: Ignored = None
+
+
+InputPart = (
+    InputText | PlainText | OutputText | RefusalText | ReasoningText | SummaryText | InputImage
+)
 Parts = str | tuple[InputPart, ...] | None
 
 
@@ -213,18 +239,21 @@ def turns_of(
         turns.add(Message(role="system", content=instructions))
     for index, item in enumerate(items, -num_before):
         kind = item.kind
+        where = f"input[{index}]" if index >= 0 else "previous_response_id"
         if kind == "reasoning":
-            turns.add_reasoning(_text_of(item.content) or _text_of(item.summary))
+            reasoning = _assistants_text(item.content, f"{where}.content")
+            turns.add_reasoning(reasoning or _assistants_text(item.summary, f"{where}.summary"))
         elif kind in _CALLS:
-            where = f"input[{index}]" if index >= 0 else "previous_response_id"
             turns.add_call(_call_of(item), where)
         elif kind in _OUTPUTS:
             call_id = item.call_id or item.id
-            turns.add(Message(role="tool", content=_output_of(item), tool_call_id=call_id))
+            output = _output_of(item, f"{where}.output")
+            turns.add(Message(role="tool", content=output, tool_call_id=call_id))
         elif kind == "message" and item.role == _ASSISTANT:
-            turns.add_content(_text_of(item.content))
+            turns.add_content(_assistants_text(item.content, f"{where}.content"))
         elif kind == "message":
-            turns.add(Message(role=item.role or "", content=_text_of(item.content)))
+            content = _content_of(item.content, f"{where}.content")
+            turns.add(Message(role=item.role or "", content=content))
     return turns.whole()
 
 
@@ -339,13 +368,53 @@ def _call_of(item: InputItem) -> Call:
     return Call(CalledFunction(name, arguments), item.call_id, "function")
 
 
-def _output_of(item: InputItem) -> str:
+def _output_of(item: InputItem, where: str) -> str | tuple[ContentPart, ...]:
     if item.output is None and isinstance(item.status, str):
         return item.status
-    return _text_of(item.output)
+    return _content_of(item.output, where)
+
+
+def _content_of(parts: Parts, where: str) -> str | tuple[ContentPart, ...]:
+    """A turn's content: a text, or parts where there are images among them."""
+    if parts is None or isinstance(parts, str) or not _has_images(parts):
+        return _text_of(parts)
+    return tuple(
+        _image_of(part, f"{where}[{at}]")
+        if isinstance(part, InputImage)
+        else TextContent(_text_of((part,)))
+        for at, part in enumerate(parts)
+    )
+
+
+def _image_of(part: InputImage, place: str) -> PlacedImage:
+    refusal = ""
+    if part.image_url is None:
+        given = "got file_id" if part.file_id else "missing"
+        refusal = f"{place}.image_url: {given}, allowed: a data: URL"
+    image = None if part.image_url is None else ImageUrl(part.image_url, part.detail)
+    return PlacedImage(image, place=place, kind="input_image", refusal=refusal)
+
+
+def _assistants_text(parts: Parts, where: str) -> str:
+    """Raises ApiError for images."""
+    if parts is not None and not isinstance(parts, str) and _has_images(parts):
+        what = "got 'input_image', allowed: only in turns of the user and in outputs"
+        raise bad_field(where, f"{where}: {what}")
+    return _text_of(parts)
+
+
+def _has_images(parts: Sequence[InputPart]) -> bool:
+    return any(isinstance(part, InputImage) for part in parts)
 
 
 def _text_of(parts: Parts) -> str:
+    """The texts of parts, without the images among them."""
     if parts is None or isinstance(parts, str):
         return parts or ""
-    return "".join([part.refusal if isinstance(part, RefusalText) else part.text for part in parts])
+    return "".join(
+        [
+            part.refusal if isinstance(part, RefusalText) else part.text
+            for part in parts
+            if not isinstance(part, InputImage)
+        ]
+    )

@@ -142,7 +142,6 @@ def test_arguments_are_text_in_the_end(given: Any, arguments: str) -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        {"type": "image_url", "image_url": {"url": "data:"}},
         {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
         {"type": "file", "file": {}},
         {"type": "video_url"},

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from slipstream.http.api_errors import ApiError
 from slipstream.http.openai.answer_parts import parts_of
 from slipstream.http.openai.chat_tools import functions_of, with_functions
-from slipstream.http.openai.chat_turns import chat_messages
+from slipstream.http.openai.chat_turns import chat_of_turns
 from slipstream.http.openai.custom_tools import CustomCalls
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.openai.request_bodies import ChatRequest
@@ -120,7 +120,7 @@ def test_histories_are_read() -> None:
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "done"},
     ]
-    _, turn, _ = chat_messages(chat(messages=turns).messages)
+    _, turn, _ = chat_of_turns(chat(messages=turns).messages, None)[0].messages
     assert turn.tool_calls is not None
     [found] = turn.tool_calls
     assert (found.id, found.type, found.function.name) == ("c", "function", "patch")
@@ -131,7 +131,7 @@ def test_histories_are_read() -> None:
 def test_a_call_of_nothing_is_refused(kind: str) -> None:
     turns = [USER, {"role": "assistant", "tool_calls": [{"id": "c", "type": kind}]}]
     with pytest.raises(ApiError, match=r"messages\[1\].tool_calls\[0\].") as caught:
-        chat_messages(chat(messages=turns).messages)
+        chat_of_turns(chat(messages=turns).messages, None)
     assert caught.value.body.error.param == f"messages[1].tool_calls[0].{kind}"
 
 
