@@ -162,6 +162,9 @@ def fuse(graph: GraphModule, kernels: Kernels, others: Mapping[Any, Pattern] | N
         },
     )
     graph.graph.eliminate_dead_code()
+    # last, as the patterns above know them by torch's names
+    own = {_aten.sigmoid.default: kernels.sigmoid, _aten.softplus.default: kernels.softplus}
+    rewrite(graph, {each: partial(_by, call=call) for each, call in own.items()})
     _dequantise_others(graph)
 
 
@@ -265,6 +268,12 @@ def _as_any_linear(graph: GraphModule, node: AnyNode) -> None:
         rows = nodes.call_function(_aten.select.int, (product, 0, 0))
     rows.meta = dict(node.meta)
     node.replace_all_uses_with(rows)
+
+
+def _by(graph: GraphModule, node: AnyNode, call: Any) -> None:
+    """Compute a function of each number by our kernel, which decode rows have it from."""
+    if len(node.args) == 1 and not node.kwargs and dtype_of(node) == torch.float32:
+        replace(graph.graph, node, call, node.args)
 
 
 def _as_stacked(graph: GraphModule, node: AnyNode) -> None:

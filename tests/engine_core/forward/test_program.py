@@ -21,7 +21,9 @@ from slipstream_core.forward.operations import (
     NORM,
     PRODUCT,
     SCALE,
+    SIGMOID,
     SILU_MUL,
+    SOFTPLUS,
     Operation,
     OperationList,
     Part,
@@ -194,7 +196,8 @@ def test_any_chain_of_operations(rows: int, width: int, threads: int, data: st.D
     packed = ours.pack(matrix)
     operations = []
     for place in range(1, data.draw(st.integers(1, 12)) + 1):
-        kind = data.draw(st.sampled_from([NORM, PRODUCT, ADD, SCALE, SILU_MUL]))
+        kinds = [NORM, PRODUCT, ADD, SCALE, SILU_MUL, SIGMOID, SOFTPLUS]
+        kind = data.draw(st.sampled_from(kinds))
         a, b = (data.draw(st.integers(0, place - 1)) for _ in "ab")
         parts = (Part(place), Part(a), Part(b))
         if kind == NORM:
@@ -204,6 +207,10 @@ def test_any_chain_of_operations(rows: int, width: int, threads: int, data: st.D
             values.append(torch.add(values[b], ours.product(values[a], packed, weight, width)))
             made = Operation(PRODUCT, *parts[:2], c=parts[2], weight=packed, n=width, k=width)
             made.bias = weight
+        elif kind in (SIGMOID, SOFTPLUS):
+            of_each = ours.sigmoid if kind == SIGMOID else ours.softplus
+            values.append(of_each(values[a]))
+            made = Operation(kind, *parts[:2], n=width)
         elif kind == ADD:
             values.append(values[a] + values[b])
             made = Operation(ADD, *parts, n=width)

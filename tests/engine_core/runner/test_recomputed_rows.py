@@ -31,7 +31,7 @@ from slipstream_lab.models.tiny_models import (
 pytestmark = pytest.mark.skipif(kernels() is None, reason="there is no C compiler")
 
 QUICK = {"Llama", "GPT-OSS"}
-CHECKED = {*QUICK, "Qwen3-MoE", "Gemma 2", "GPT-2", "OPT", "DeepSeek V3 (MLA)"}
+CHECKED = {*QUICK, "Qwen2-MoE", "Qwen3-MoE", "Gemma 2", "GPT-2", "OPT", "DeepSeek V3 (MLA)"}
 NUM_LOGPROBS = 5
 MOST = 8  # requests at a time
 FORMS = tuple(dict.fromkeys(CACHE_FORMATS.values()))

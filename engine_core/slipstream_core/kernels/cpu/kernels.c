@@ -468,6 +468,40 @@ void slipstream_silu_mul_row(const float *g, const float *u, float *out, int64_t
     for (; i < dim; i++) out[i] = slipstream_silu(g[i]) * u[i];
 }
 
+void slipstream_sigmoid_row(const float *x, float *y, int64_t dim) {
+    int64_t i = 0;
+    for (; i + W <= dim; i += W) *(vec *)(y + i) = slipstream_sigmoids(*(const vec *)(x + i));
+    for (; i < dim; i++) y[i] = slipstream_sigmoid(x[i]);
+}
+
+/* As torch's, which is x itself above 20. */
+void slipstream_softplus_row(const float *x, float *y, int64_t dim) {
+    for (int64_t i = 0; i < dim; i++) y[i] = x[i] > 20.0f ? x[i] : log1pf(expf(x[i]));
+}
+
+typedef struct {
+    void (*row)(const float *x, float *y, int64_t dim);
+    const float *x;
+    float *y;
+    int64_t dim;
+} Each;
+
+static void each_rows(const void *of, int64_t first, int64_t last) {
+    const Each *p = of;
+    for (int64_t row = first; row < last; row++)
+        p->row(p->x + row * p->dim, p->y + row * p->dim, p->dim);
+}
+
+/* y = sigmoid(x); both are [rows, dim]. */
+void slipstream_sigmoid_of(const float *x, float *y, int64_t rows, int64_t dim) {
+    by_row(each_rows, &(Each){slipstream_sigmoid_row, x, y, dim}, rows, dim);
+}
+
+/* y = softplus(x); both are [rows, dim]. */
+void slipstream_softplus_of(const float *x, float *y, int64_t rows, int64_t dim) {
+    by_row(each_rows, &(Each){slipstream_softplus_row, x, y, dim}, rows, dim);
+}
+
 typedef struct {
     const float *x, *cosines, *sines;
     float *y;

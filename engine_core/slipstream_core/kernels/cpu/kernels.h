@@ -169,6 +169,8 @@ void slipstream_route_row(const Route *r, const float *logits, float *weights, f
 
 void slipstream_norm_row(const float *in, const float *weight, float *out, int64_t dim,
                          float epsilon);
+void slipstream_sigmoid_row(const float *x, float *y, int64_t dim);
+void slipstream_softplus_row(const float *x, float *y, int64_t dim);
 void slipstream_silu_mul_row(const float *g, const float *u, float *out, int64_t dim);
 void slipstream_rotate_token(const float *x, int64_t x_head, const float *c, const float *s,
                              float *y, int64_t heads, int64_t dim, int64_t width);

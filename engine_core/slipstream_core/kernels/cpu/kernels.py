@@ -288,6 +288,13 @@ class Kernels:
             releasing.slipstream_silu_mul,
             (_Pointer, _Int, _Pointer, _Int, _Pointer, _Int, _Int),
         )
+        of_each = (_Pointer, _Pointer, _Int, _Int)
+        self._sigmoid = _both(
+            holding.slipstream_sigmoid_of, releasing.slipstream_sigmoid_of, of_each
+        )
+        self._softplus = _both(
+            holding.slipstream_softplus_of, releasing.slipstream_softplus_of, of_each
+        )
         self._rotate = _both(
             holding.slipstream_rotate,
             releasing.slipstream_rotate,
@@ -361,6 +368,14 @@ class Kernels:
             dim,
         )
         return output
+
+    def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
+        """Sigmoid(x) of each number, with the bits that a list of operations has."""
+        return _of_each(self._sigmoid, x)
+
+    def softplus(self, x: torch.Tensor) -> torch.Tensor:
+        """Softplus(x) of each number, with the bits that a list of operations has."""
+        return _of_each(self._softplus, x)
 
     def rotate(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
         """x * cos + rotate_half(x) * sin; x [T, heads, dim], cos and sin [..., T, width], where
@@ -571,6 +586,16 @@ def _aligned(num_bytes: int) -> torch.Tensor:
     """Zeros, uint8, aligned to cache lines."""
     room = torch.zeros(num_bytes + 4 * _LINE, dtype=torch.uint8)
     return room[-room.data_ptr() % (4 * _LINE) :][:num_bytes]
+
+
+def _of_each(function: Any, x: torch.Tensor) -> torch.Tensor:
+    """A function of each number of a tensor, in rows of its last dimension."""
+    x = dense(x)
+    output = torch.empty_like(x)
+    dim = x.shape[-1]
+    if x.numel():
+        function[x.numel() > _CHUNK](x.data_ptr(), output.data_ptr(), x.numel() // dim, dim)
+    return output
 
 
 def _both(holding: Any, releasing: Any, argtypes: tuple[Any, ...]) -> tuple[Any, Any]:

@@ -176,14 +176,11 @@ static void of_row(const Run *r, const Operation *o, int64_t t) {
         for (int64_t i = 0; i < o->n; i++) out[i] = a[i] * b[i];
         break;
     }
-    case SIGMOID: {
-        int64_t i = 0;
-        for (; i + W <= o->n; i += W) *(vec *)(out + i) = slipstream_sigmoids(*(const vec *)(a + i));
-        for (; i < o->n; i++) out[i] = slipstream_sigmoid(a[i]);
+    case SIGMOID:
+        slipstream_sigmoid_row(a, out, o->n);
         break;
-    }
-    case SOFTPLUS: /* as torch's, which is x itself above 20 */
-        for (int64_t i = 0; i < o->n; i++) out[i] = a[i] > 20.0f ? a[i] : log1pf(expf(a[i]));
+    case SOFTPLUS:
+        slipstream_softplus_row(a, out, o->n);
         break;
     case RELU: /* NaN stays */
         for (int64_t i = 0; i < o->n; i++) out[i] = a[i] < 0.0f ? 0.0f : a[i];

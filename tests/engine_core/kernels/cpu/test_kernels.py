@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm, silu, softplus
 
 from slipstream_core.kernels.cpu import c_library
 from slipstream_core.kernels.cpu import kernels as kernels_module
@@ -51,6 +51,19 @@ def test_silu_mul(ours: Kernels, rows: int) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("shape", [(1, 1, 7), (1, 5, 100), (1, 300, 129), (2, 3, 1), (0, 4)])
+def test_sigmoid_and_softplus(ours: Kernels, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape) * 20
+    turned = x.transpose(0, -1).contiguous().transpose(0, -1)
+    for own, expected in ((ours.sigmoid, x.sigmoid()), (ours.softplus, softplus(x))):
+        torch.testing.assert_close(own(x), expected)
+        assert torch.equal(own(turned), own(x))
+    extremes = torch.tensor([-1e30, -100.0, -88.5, 0.0, 19.9, 20.1, 88.5, 1e30, float("inf")])
+    torch.testing.assert_close(ours.sigmoid(extremes), extremes.sigmoid())
+    torch.testing.assert_close(ours.softplus(extremes), softplus(extremes))
+
+
+@needs_compiler
 @pytest.mark.parametrize("spread", [1.0, 30.0, 1e30])
 def test_a_number_has_the_same_bits_in_a_vector_and_behind_it(ours: Kernels, spread: float) -> None:
     torch.manual_seed(1)
@@ -61,6 +74,8 @@ def test_a_number_has_the_same_bits_in_a_vector_and_behind_it(ours: Kernels, spr
     alone = [ours.silu_mul(*each) for each in zip(gate.split(1, -1), up.split(1, -1), strict=True)]
     assert together.isnan().tolist() == torch.cat(alone, -1).isnan().tolist()
     assert torch.equal(together.nan_to_num(), torch.cat(alone, -1).nan_to_num())
+    gates, parts = ours.sigmoid(gate), torch.cat(list(map(ours.sigmoid, gate.split(1, -1))), -1)
+    assert torch.equal(gates.nan_to_num(9.0), parts.nan_to_num(9.0))
 
 
 @needs_compiler
