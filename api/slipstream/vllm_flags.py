@@ -202,7 +202,8 @@ _DEVICES = "of several devices only --tensor-parallel-size is supported yet"
 _REPLICAS = "--replicas runs whole servers side by side"
 _QUANTISED = (
     "a checkpoint says how its weights are quantised: FP8, compressed-tensors, AWQ, GPTQ, "
-    "bitsandbytes' 4 bits, ModelOpt's FP8 and MXFP4 are served, others refused"
+    "AutoRound, bitsandbytes, ModelOpt, Quark, MLX, BitNet, NVFP4 and MXFP4 are served, "
+    "others refused"
 )
 _SPECULATIVE = "--speculative-config says how tokens are drafted: ngram and suffix are supported"
 _POOLING = "the model's own files say how it is pooled"

@@ -30,6 +30,7 @@ FORMATS = {
         Format("fp8_blocks", 8, "float8_e4m3", group=128, scale="float32"),
         Format("fp8_channel", 8, "float8_e5m2", scale="float32"),
         Format("awq", 4, group=128, scale="float16", has_zeros=True),
+        Format("mlx", 8, "unsigned", group=64, scale="bfloat16", offset="bfloat16"),
         Format("gptq_8", 8, group=64, scale="float16", has_zeros=True),
         Format("int4_bfloat16", 4, group=32, scale="bfloat16", zero=8),
         Format("int4_float32", 4, group=128, scale="float32", zero=8),

@@ -176,6 +176,109 @@ def mxfp4(name: str, weight: torch.Tensor) -> Written:
     return found, _FP4[codes] * _spread(scale, rows, columns, 1, 32)
 
 
+def nvfp4(*, is_divided: bool) -> Callable[[str, torch.Tensor], Written]:
+    """NVFP4 as compressed-tensors has it, whose number for the whole divides, or as ModelOpt has
+    it.
+    """
+
+    def write(name: str, weight: torch.Tensor) -> Written:
+        rows, columns = weight.shape
+        layer = name.removesuffix(".weight")
+        codes = _integers(name, 0, 15, rows, columns)
+        narrow = (200 * _scales(name, rows, columns // 16, dtype=torch.float32)).to(
+            torch.float8_e4m3fn
+        )
+        whole = torch.tensor([173.3 if is_divided else 1 / 191.7])
+        scale = narrow.float() / whole if is_divided else narrow.float() * whole
+        pairs = (codes[:, ::2] | codes[:, 1::2] << 4).byte()
+        ends = ("_packed", "_scale", "_global_scale") if is_divided else ("", "_scale", "_scale_2")
+        parts = (pairs, narrow, whole if is_divided else whole[0])
+        found = {f"{layer}.weight{end}": part for end, part in zip(ends, parts, strict=True)}
+        found[f"{layer}.input_{'global_' * is_divided}scale"] = torch.ones(1)
+        return found, _FP4[codes] * _spread(scale, rows, columns, 1, 16)
+
+    return write
+
+
+def modelopt_mxfp4(name: str, weight: torch.Tensor) -> Written:
+    """MXFP4 as ModelOpt and Quark have it."""
+    found, mean = mxfp4(name, weight)
+    return {each.replace("_packed", ""): part for each, part in found.items()}, mean
+
+
+def mlx_mxfp4(name: str, weight: torch.Tensor) -> Written:
+    """MXFP4 in MLX's words."""
+    found, mean = mxfp4(name, weight)
+    layer = name.removesuffix(".weight")
+    words = found[f"{layer}.weight_packed"].view(torch.uint32)
+    return {name: words, f"{layer}.scales": found[f"{layer}.weight_scale"]}, mean
+
+
+def mlx(bits: int, group: int, dtype: torch.dtype, end: str = "biases") -> Any:
+    """MLX's layout: words of integers, and an offset for each group."""
+
+    def write(name: str, weight: torch.Tensor) -> Written:
+        rows, columns = weight.shape
+        layer = name.removesuffix(".weight")
+        codes = _integers(name, 0, (1 << bits) - 1, rows, columns)
+        scale = _scales(name, rows, columns // group, dtype=dtype) * 16 / (1 << bits)
+        bias = (-scale.float() * ((1 << bits) // 2) * 1.07).to(dtype)
+        found = {
+            name: pack_words(codes, bits).view(torch.uint32),
+            f"{layer}.scales": scale,
+            f"{layer}.{end}": bias,
+        }
+        wide = (_spread(each.float(), rows, columns, 1, group) for each in (scale, bias))
+        factor, offset = wide
+        return found, codes.float() * factor + offset
+
+    return write
+
+
+def bytes_of_rows(name: str, weight: torch.Tensor) -> Written:
+    """bitsandbytes' 8 bits."""
+    rows, columns = weight.shape
+    codes = _integers(name, -128, 127, rows, columns).to(torch.int8)
+    largest = 0.2 + 0.2 * torch.rand(rows, generator=_generator(name))
+    layer = name.removesuffix(".weight")
+    found = {name: codes, f"{layer}.SCB": largest}
+    found[f"{layer}.weight_format"] = torch.tensor(0, dtype=torch.uint8)
+    return found, codes.float() * (largest * torch.tensor(7.874015718698502e-3))[:, None]
+
+
+def gemma(bits: int) -> Callable[[str, torch.Tensor], Written]:
+    """Google's layout: integers in bytes, neighbours side by side."""
+
+    def write(name: str, weight: torch.Tensor) -> Written:
+        rows, columns = weight.shape
+        half, each = 1 << (bits - 1), 8 // bits
+        codes = _integers(name, -half, half - 1, rows, columns)
+        scale = _scales(name, rows, 1, dtype=torch.float32) * 16 / (1 << bits)
+        places = (codes + half).reshape(rows, -1, each) << bits * torch.arange(each)
+        packed = codes.to(torch.int8) if bits == 8 else places.sum(-1).byte()
+        layer = name.removesuffix(".weight")
+        found = {name: packed, f"{layer}.weight_scale": scale}
+        found |= {f"{layer}.{end}put_activation_scale": torch.tensor(0.0) for end in ("in", "out")}
+        return found, codes.float() * scale
+
+    return write
+
+
+def bitnet(*, is_inverse: bool) -> Callable[[str, torch.Tensor], Written]:
+    """transformers' layout of weights that are -1, 0 and 1."""
+
+    def write(name: str, weight: torch.Tensor) -> Written:
+        rows, columns = weight.shape
+        codes = _integers(name, -1, 1, rows, columns)
+        quarters = (codes + 1).reshape(4, rows // 4, columns)
+        packed = (quarters << torch.arange(0, 8, 2)[:, None, None]).sum(0).byte()
+        scale = torch.tensor([7.03 if is_inverse else 0.142]).bfloat16()
+        mean = codes.float() * (1 / scale.float() if is_inverse else scale.float())
+        return {name: packed, f"{name}_scale": scale}, mean
+
+    return write
+
+
 def mxfp8(name: str, weight: torch.Tensor, end: str = "_scale") -> Written:
     rows, columns = weight.shape
     codes = (weight.float() * 100).to(torch.float8_e4m3fn)
@@ -205,8 +308,10 @@ def gptq(
         if symmetric:
             zeros = torch.full_like(zeros, 1 << (bits - 1))
         packed = pack_words(zeros, bits)
-        if is_first:
+        if is_first and not 32 % bits:
             packed = packed - sum(1 << bits * place for place in range(32 // bits))
+        elif is_first:
+            packed = pack_words(zeros - 1 & (1 << bits) - 1, bits)
         scale = _scales(name, columns // size, rows, dtype=torch.float16) * 16 / (1 << bits)
         group_of = torch.arange(columns) // size
         if ordered:
@@ -403,6 +508,113 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[str, torch.Tensor], Written]]] 
         {"quant_method": "gptq", "bits": 2, "group_size": GROUP},
         gptq(2, group=GROUP),
     ),
+    **{
+        f"gptq of {bits} bits": (
+            {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "checkpoint_format": kind},
+            gptq(bits, group=GROUP, is_first=kind == "gptq"),
+        )
+        for bits, kind in ((3, "gptq"), (5, "gptq_v2"), (6, "gptq"), (7, "gptq"))
+    },
+    "auto-round": (
+        {
+            "quant_method": "auto-round",
+            "bits": 4,
+            "group_size": GROUP,
+            "data_type": "int",
+            "packing_format": "auto_round:auto_gptq",
+            "extra_config": {"lm_head": {"bits": 16, "data_type": "fp"}},
+        },
+        gptq(4, group=GROUP),
+    ),
+    "auto-round with zeros as they are": (
+        {
+            "quant_method": "intel/auto-round",
+            "bits": 4,
+            "group_size": GROUP,
+            "backend": "auto_round:exllamav2",
+        },
+        gptq(4, group=GROUP, is_first=False),
+    ),
+    "auto-round as awq": (
+        {
+            "quant_method": "auto-round",
+            "bits": 4,
+            "group_size": GROUP,
+            "packing_format": "auto_round:auto_awq",
+        },
+        awq(GROUP),
+    ),
+    "auto-round nvfp4": (
+        {
+            "quant_method": "auto-round",
+            "bits": 4,
+            "data_type": "nv_fp4_with_static_gs",
+            "packing_format": "auto_round:llm_compressor",
+        },
+        nvfp4(is_divided=True),
+    ),
+    "ct nvfp4": (
+        compressed(
+            "nvfp4-pack-quantized",
+            num_bits=4,
+            type="float",
+            strategy="tensor_group",
+            group_size=16,
+        ),
+        nvfp4(is_divided=True),
+    ),
+    "modelopt nvfp4": (
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "NVFP4",
+            "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+            "config_groups": {},
+        },
+        nvfp4(is_divided=False),
+    ),
+    "modelopt mxfp8": (
+        {"quant_method": "modelopt", "quant_algo": "MXFP8"},
+        mxfp8,
+    ),
+    "modelopt int8": (
+        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "W8A16"}},
+        integers_of_bytes(),
+    ),
+    "quark fp8": ({"quant_method": "quark", "global_quant_config": {"weight": {}}}, float8()),
+    "quark mxfp4": ({"quant_method": "quark"}, modelopt_mxfp4),
+    "fbgemm fp8": (
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+        float8(by_row=True),
+    ),
+    "mlx": ({"bits": 4, "group_size": 64}, mlx(4, 64, torch.bfloat16)),
+    "mlx of 8 bits": ({"bits": 8, "group_size": 32}, mlx(8, 32, torch.float16)),
+    "mlx of 6 bits": ({"bits": 6, "group_size": 64}, mlx(6, 64, torch.bfloat16)),
+    "mlx of 3 bits": ({"bits": 3, "group_size": 64}, mlx(3, 64, torch.float16)),
+    "mlx mxfp4": ({"bits": 4, "group_size": 32, "mode": "mxfp4"}, mlx_mxfp4),
+    "metal": (
+        {"quant_method": "metal", "bits": 8, "group_size": 64},
+        mlx(8, 64, torch.bfloat16, "qbiases"),
+    ),
+    **{
+        f"gemma of {bits} bits": (
+            {
+                "quant_method": "gemma",
+                "num_bits": 4,
+                "module_quant_configs": {"proj": {"num_bits": bits}},
+            },
+            gemma(bits),
+        )
+        for bits in (2, 4, 8)
+    },
+    "bitnet": (
+        {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"},
+        bitnet(is_inverse=False),
+    ),
+    "bitnet that divides": ({"quant_method": "bitnet"}, bitnet(is_inverse=True)),
+    "bitsandbytes int8": (
+        {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False},
+        bytes_of_rows,
+    ),
     "awq": (
         {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"},
         awq(GROUP),
@@ -437,14 +649,15 @@ def write_checkpoint(
     write: Callable[[str, torch.Tensor], Written],
     *,
     file: str = "",
+    kind: type[Any] = LlamaConfig,
     **config: Any,
 ) -> Weights:
     """Write a model whose layers are quantised; returns its parameters as they mean, in float32.
 
-    file: where the settings stand, in place of config.json.
+    file: where the settings stand, in place of config.json. kind: of the model's configuration.
     """
     torch.manual_seed(0)
-    made = LlamaConfig(**SMALL | config)
+    made = kind(**SMALL | config)
     AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16).save_pretrained(folder)
     path = folder / "model.safetensors"
     tensors: Weights = {}

@@ -103,7 +103,7 @@ def keep_codes(module: PreTrainedModel, names: list[str], quantization: str | No
     has_coded_experts = False
     for name in names:
         weight = module.get_parameter(name)
-        is_turned = _is_turned(module, name)
+        is_turned = has_turned(module, name)
         num_inputs = weight.shape[-2 if is_turned else -1]
         if isinstance(weight, CodedParameter):  # tied to one before
             continue
@@ -139,7 +139,7 @@ def quantised_bytes(shell: nn.Module, form: Format) -> int:
     total = 0
     for name in names_of_matrices(shell):
         weight = shell.get_parameter(name)
-        num_inputs = weight.shape[-2 if _is_turned(shell, name) else -1]
+        num_inputs = weight.shape[-2 if has_turned(shell, name) else -1]
         if _has_whole_groups(form, num_inputs):
             total += weight.numel() // num_inputs * form.row_bytes(num_inputs)
     return total
@@ -156,7 +156,7 @@ def merged_bytes(shell: nn.Module, names: Collection[str], dtype: torch.dtype) -
     )
 
 
-def _is_turned(module: nn.Module, name: str) -> bool:
+def has_turned(module: nn.Module, name: str) -> bool:
     """True of the parameters of experts that are [experts, inputs, outputs]."""
     return bool(getattr(module.get_submodule(name.rpartition(".")[0]), "is_transposed", False))
 

@@ -32,7 +32,10 @@ _MAY_BE_LEFT = re.compile(
     r"|[kvq]_proj\.output_scale"
     r")$"
 )
-_OF_ACTIVATIONS = re.compile(r"\.(?:input_scale|activation_scale|input_zero_point)$")
+_OF_ACTIVATIONS = re.compile(
+    r"\.(?:(?:input|output)_(?:scale|global_scale|activation_scale|zero_point)|activation_scale"
+    r"|input_scale_ub)$"
+)
 _OF_A_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _OF_QUANTISED = re.compile(
     r"(?:scale|scale_inv|scales|scale_2|qweight|qzeros|g_idx|absmax|quant_map|quant_state\..*|SCB"

@@ -166,11 +166,11 @@ def load_model(
 ) -> LoadedModel:
     """Load a local folder or a hub id, or make a model of random weights (`random:NAME`).
 
-    `dtype` auto is the checkpoint's own; on a CPU it is float32, unless the checkpoint is bfloat16
-    and the CPU multiplies bfloat16 natively (AMX). `max_model_len` may lower the model's limit, or
-    raise it as far as the model's rope scaling carries. `hf_overrides` replaces parts of its
-    configuration. `generation_config` is a folder whose sampling defaults count, auto for the
-    model's own, or vllm for none; `override_generation_config` replaces some of them.
+    `dtype` auto is the checkpoint's own; on a CPU it is float32, unless the checkpoint is bfloat16,
+    without codes, and the CPU multiplies bfloat16 natively (AMX). `max_model_len` may lower the
+    model's limit, or raise it as far as the model's rope scaling carries. `hf_overrides` replaces
+    parts of its configuration. `generation_config` is a folder whose sampling defaults count, auto
+    for the model's own, or vllm for none; `override_generation_config` replaces some of them.
     `quantization` is the checkpoint's own method, or a format of `kernels/codes/online.py`.
     `trust_remote_code` allows code from the model's folder to run, with the rights of this process.
     With a `rank`, its slice is loaded; all ranks have to call this, in a process group. With
@@ -196,11 +196,12 @@ def load_model(
             quantized = quantization_of(name, config, source)
             if quantized is not None and quantized.method == MXFP4:
                 _refuse_sliced(name, "weights in MXFP4", rank)
-        torch_dtype = dtype_of(dtype, target, config)
         text = config.get_text_config()
         refuse_kind(name, config, text)
         layers, shell, towers, has_states = _geometry(name, config, text, trust_remote_code)
         geometry = tuple(layers.values())
+        has_codes = not has_states and bool(quantized or gguf_file or quantization)
+        torch_dtype = dtype_of(dtype, target, config, has_codes=has_codes)
         if has_states:
             refuse_states(name, config, target, rank)
         can_see = takes_images and not has_states and sees(config, towers, type(shell))
@@ -441,8 +442,13 @@ def target_device(name: str, device: Device, rank: Rank | None = None) -> torch.
     return torch.device(device)
 
 
-def dtype_of(dtype: DType, device: torch.device, config: PreTrainedConfig) -> torch.dtype:
-    """The type that a model computes in; see `load_model` for auto."""
+def dtype_of(
+    dtype: DType, device: torch.device, config: PreTrainedConfig, *, has_codes: bool = False
+) -> torch.dtype:
+    """The type that a model computes in; see `load_model` for auto.
+
+    has_codes: its matrices stay coded where a CPU computes in float32, and nowhere else.
+    """
     if dtype != "auto":
         return {
             "float32": torch.float32,
@@ -450,7 +456,8 @@ def dtype_of(dtype: DType, device: torch.device, config: PreTrainedConfig) -> to
             "float16": torch.float16,
         }[dtype]
     own = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    if device.type != "cpu" or (own == torch.bfloat16 and _multiplies_bfloat16()):
+    is_faster = own == torch.bfloat16 and not has_codes and _multiplies_bfloat16()
+    if device.type != "cpu" or is_faster:
         return own
     return torch.float32
 

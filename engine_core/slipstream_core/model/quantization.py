@@ -1,7 +1,7 @@
 """Quantised checkpoints: which are served, and why others are refused.
 
-They are read by `quantised`, which keeps codes or dequantises them; those of MXFP4, whose experts
-are quantised, are dequantised by transformers. Activations are not quantised, whatever a checkpoint
+They are read by `quantised`, which keeps codes or dequantises them; experts of MXFP4 that do not
+stay coded are dequantised by transformers. Activations are not quantised, whatever a checkpoint
 says of them: what is computed is the product with the dequantised weights.
 
 What is refused, as it would be taken for other numbers:
@@ -26,20 +26,34 @@ from slipstream_core.model.checkpoint_files import TensorHeader
 from slipstream_core.model.host_memory import read_host_memory
 from slipstream_core.model.hub import Source, read_json
 from slipstream_core.model.quantised.checkpoint import READERS
+from slipstream_core.model.quantised.mlx import UNCHANGED
+from slipstream_core.model.quantised.modelopt import ALGORITHMS
 
 logger = logging.getLogger(__name__)
 
 MXFP4 = "mxfp4"
-_SERVED = sorted((*READERS, MXFP4))
+_SERVED = sorted(READERS)
 _MODELOPT = "hf_quant_config.json"
-# ModelOpt's, as it names them; others quantise activations, or two scales for each weight
-_MODELOPT_ALGORITHMS = ("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN")
+# by what else checkpoints call them
+_METHODS = {
+    "intel/auto-round": "auto-round",
+    "auto_round": "auto-round",
+    "bitsandbytes_4bit": "bitsandbytes",
+    "bitsandbytes_8bit": "bitsandbytes",
+    "modelopt_fp4": "modelopt",
+    "modelopt_mixed": "modelopt",
+    "modelopt_mxfp8": "modelopt",
+    "sparseml": "compressed-tensors",
+}
 # beside config.json, by the tools that write them, with the method where the file names none
 _OTHER_FILES = {
     _MODELOPT: "modelopt",
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
 }
+# of configurations: compression_config was compressed-tensors', quantization is MLX's
+_FIELDS = ("quantization_config", "compression_config", "quantization")
+_IN_MLX = {"bits", "group_size"}
 _NARROW = ("F4", "F6", "F8", "I8")  # in safetensors' spelling
 # Where a layer's activations are rotated (compressed-tensors' locations). Rotations of weights are
 # in the weights; those of queries and cached keys leave their products as they are.
@@ -65,19 +79,26 @@ def quantization_of(name: str, config: PreTrainedConfig, source: Source) -> Quan
         given, told_by = _from_other_files(source)
     if given is None:
         return None
-    method = str(given.get("quant_method"))
+    method, given = _method(given)
     if method == "modelopt":
         algorithm = given.get("quant_algo")
-        if algorithm not in _MODELOPT_ALGORITHMS:
+        if algorithm not in ALGORITHMS:
             raise ModelLoadError(
                 name,
                 f"its weights are quantised by 'modelopt' ({algorithm}{told_by}), of which "
-                f"{', '.join(_MODELOPT_ALGORITHMS)} are served",
+                f"{', '.join(ALGORITHMS)} are served",
             )
-    elif method not in _SERVED:
+    elif method == "mlx" and config.model_type not in UNCHANGED:
         raise ModelLoadError(
             name,
-            f"its weights are quantised by {method!r}{told_by}, which is not served; served are "
+            f"its weights are quantised by MLX{told_by}, which may change those of "
+            f"{config.model_type!r}; served are {', '.join(sorted(UNCHANGED))}",
+        )
+    elif method not in _SERVED:
+        by = "a method that is not named" if method == "None" else repr(method)
+        raise ModelLoadError(
+            name,
+            f"its weights are quantised by {by}{told_by}, which is not served; served are "
             f"checkpoints that are not quantised, and {', '.join(_SERVED)}",
         )
     for location in _rotations(given):
@@ -90,7 +111,8 @@ def quantization_of(name: str, config: PreTrainedConfig, source: Source) -> Quan
         given["dequantize"] = True
     else:
         for each in (config, config.get_text_config()):
-            each.__dict__.pop("quantization_config", None)
+            for own in _FIELDS:
+                each.__dict__.pop(own, None)
     return Quantization(method, given)
 
 
@@ -100,7 +122,7 @@ def check_quantization(name: str, own: Quantization | None, asked: str, *, why: 
 
     why: what stands against the latter, if anything does.
     """
-    if own is not None and asked == own.method:
+    if own is not None and _METHODS.get(asked, asked) == own.method:
         return
     if own is not None:
         raise ModelLoadError(
@@ -163,10 +185,24 @@ def _quantization_config(config: PreTrainedConfig) -> dict[str, Any] | None:
     it.
     """
     for each in (config, config.get_text_config()):
-        given = getattr(each, "quantization_config", None)
-        if isinstance(given, dict):
-            return given
+        for own in _FIELDS:
+            given = getattr(each, own, None)
+            if isinstance(given, dict) and (own != _FIELDS[-1] or given.keys() >= _IN_MLX):
+                return given
     return None
+
+
+def _method(given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name of a method as it is served, and its settings."""
+    inner, producer = given.get("quantization"), given.get("producer")
+    if isinstance(inner, dict):  # as ModelOpt's own file has it
+        given = {**inner, **given}
+    method = given.get("quant_method")
+    if method is None and isinstance(producer, dict):
+        method = producer.get("name")
+    elif method is None and given.keys() >= _IN_MLX:
+        method = "mlx"
+    return _METHODS.get(str(method), str(method)), given
 
 
 def _from_other_files(source: Source) -> tuple[dict[str, Any] | None, str]:

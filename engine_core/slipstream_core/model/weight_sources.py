@@ -2,7 +2,7 @@
 
 Each of them gives a model whose parameters are tensors of the type that it computes in, or coded
 matrices where the model can compute with these: on a CPU that computes in float32, in models
-without recurrent states. A quantised checkpoint's experts are dequantised.
+without recurrent states.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from slipstream_core.model.checkpoint_files import read_headers
 from slipstream_core.model.coded_model import (
     dtype_of_matrices,
     has_more_than_matrices,
+    has_turned,
     keep_codes,
     left_in,
     merged_bytes,
@@ -44,6 +45,7 @@ from slipstream_core.model.quantised.checkpoint import (
     QuantisedTensors,
     names_of_parameters,
     names_without_place,
+    parts_of_experts,
 )
 from slipstream_core.model.quantised.tensors import QuantisedWeightError
 from slipstream_core.model.quantization import MXFP4, Quantization, refuse_narrow, widen
@@ -119,9 +121,19 @@ def source_of(wanted: Wanted, online: str | None) -> WeightSource:
         return _Random(wanted, online)
     if wanted.gguf_file is not None:
         return _GGUF(wanted, wanted.gguf_file)
-    if wanted.quantization is not None and wanted.quantization.method != MXFP4:
-        return _Quantised(wanted, wanted.quantization)
+    quantization = wanted.quantization
+    if quantization is not None and (quantization.method != MXFP4 or may_be_coded(wanted)):
+        return _Quantised(wanted, quantization)
     return _Checkpoint(wanted, online)
+
+
+def may_be_coded(wanted: Wanted) -> bool:
+    """True if the matrices of a quantised checkpoint may stay coded; of ranks not those of experts,
+    which are no slices.
+    """
+    if not wanted.is_coded or has_more_than_matrices(wanted.shell):
+        return False
+    return wanted.rank is None or all(each.dim() < 3 for each in wanted.shell.parameters())
 
 
 class _Random:
@@ -252,21 +264,36 @@ class _Quantised:
         self._tensors.leave_out_zero_biases(
             names_without_place(biases, wanted.shell, self._key_mapping)
         )
-        if wanted.is_coded and all(each.dim() < 3 for each in wanted.shell.parameters()):
-            named = names_of_parameters(self._tensors.names, wanted.shell, self._key_mapping)
-            matrices = set(filter(wanted.is_sliceable, names_of_matrices(wanted.shell)))
-            self._tensors.keep_codes(lambda name: named.get(name) in matrices)
+        if may_be_coded(wanted):
+            self._keep_codes()
+
+    def _keep_codes(self) -> None:
+        shell, tensors = self._wanted.shell, self._tensors
+        named = names_of_parameters(tensors.names, shell, self._key_mapping)
+        matrices = set(filter(self._wanted.is_sliceable, names_of_matrices(shell)))
+        tensors.keep_codes(
+            lambda name: named.get(name) in matrices,
+            lambda name: has_turned(shell, named[name]),
+        )
+        parts = parts_of_experts(tensors.names, shell, self._key_mapping)
+        own = {name: each for name, each in parts.items() if name in matrices}
+        experts = {name: len(shell.get_parameter(name)) for name in own}
+        tensors.keep_experts(own, experts)
 
     def form(self) -> str:
         names = self._tensors.formats()
         return f", its matrices in {', '.join(names)} as they are" if names else ", dequantised"
 
     def num_bytes(self) -> tuple[int, int]:
-        total = self._tensors.num_bytes(self._wanted.dtype)
+        names, shell = self._tensors.names, self._wanted.shell
+        left_out = names_without_place(names, shell, self._key_mapping)
+        total = self._tensors.num_bytes(self._wanted.dtype, left_out)
         return total, total
 
     def load(self) -> PreTrainedModel:
         wanted = self._wanted
+        # which is left for transformers where it dequantises, as of MXFP4
+        wanted.config.__dict__.pop("quantization_config", None)
         state, placeholders = self._tensors.state_dict(for_slices=wanted.rank is not None)
         try:
             module = _loaded(wanted, state, self._key_mapping)

@@ -95,6 +95,43 @@ def test_weights_are_those_of_the_package(
     assert len(found.unique()) > 10 ** (weights["num_bits"] > 2)
 
 
+def test_nvfp4_is_that_of_the_package_in_float32(tmp_path: Path) -> None:
+    """Its own decompression rounds to bfloat16."""
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+    torch.manual_seed(0)
+    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    args = QuantizationArgs(**weights)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    compressor: Any = BaseCompressor.get_value_from_registry("nvfp4-pack-quantized")
+    given = {
+        "weight": torch.randn(75, 96),
+        "weight_scale": 40 + 80 * torch.rand(75, 6),
+        "weight_global_scale": torch.tensor([173.3]),
+    }
+    packed = compressor.compress(dict(given), scheme)
+    expected = dequantize(
+        unpack_fp4_from_uint8(packed["weight_packed"], 75, 96).float(),
+        packed["weight_scale"].float(),
+        args=args,
+        dtype=torch.float32,
+        global_scale=packed["weight_global_scale"],
+    )
+    named = {f"x.{name}": each.contiguous() for name, each in packed.items()}
+    save_file(named, tmp_path / "model.safetensors")
+    settings = {
+        "format": "nvfp4-pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+    found = read_compressed_tensors(Tensors(tmp_path), settings)["x.weight"].dequantised()
+    assert torch.equal(found, expected)
+    assert len(found.unique()) > 100
+
+
 TARGETS = (
     "Linear",
     "down_proj",

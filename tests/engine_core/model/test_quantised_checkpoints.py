@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from tests.helpers.quantised_models import (
     KINDS,
     PERMUTED,
+    SMALL,
     Weights,
     change_config,
     change_tensors,
@@ -18,18 +19,22 @@ from tests.helpers.quantised_models import (
     write_checkpoint,
 )
 from tests.helpers.torch_driver import BLOCK, Driver, Request, generate_by, prompts_of
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 
+from slipstream.stack.settings import Quantization
 from slipstream_core.forward.trace import OwnValue, trace
 from slipstream_core.kernels.codes.coded_parameter import (
     CodedParameter,
     coded_parameters,
     dequantise_parameters,
+    dequantised,
 )
+from slipstream_core.kernels.codes.online import ONLINE
 from slipstream_core.kernels.cpu.coded_panels import panel_format
 from slipstream_core.kernels.cpu.kernels import kernels
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.loader import LoadedModel, load_model
-from slipstream_core.model.quantised.checkpoint import QuantisedTensors
+from slipstream_core.model.quantised.checkpoint import READERS, QuantisedTensors
 from slipstream_core.model.quantised.tensors import QuantisedWeightError
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 
@@ -93,6 +98,14 @@ def test_parameters_and_tokens_are_those_of_the_dequantised_model(
     assert len({token for tokens in expected_tokens for token in tokens}) > 8
 
 
+WIDENED = (
+    *("ct w2a16", "ct w3a16", "ct w7a16", "gptq of 2", "gptq of 3", "gptq of 7"),
+    *("mlx of 3", "gemma of 2", "bitnet"),
+    *("ct nvfp4", "modelopt nvfp4", "auto-round nvfp4"),
+)
+"""Kinds whose codes or scales take a wider panel."""
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_matrices_stay_coded_in_the_memory_of_the_file(kind: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, *KINDS[kind])
@@ -100,8 +113,7 @@ def test_matrices_stay_coded_in_the_memory_of_the_file(kind: str, tmp_path: Path
     coded = list(coded_parameters(model.module))
     assert len(coded) == 2 * 7 + 2
     assert all(panel_format(each.matrix.format) is not None for each in coded)
-    bits = {"ct w2a16": 4, "gptq of 2 bits": 4, "ct w3a16": 4, "ct w7a16": 8}
-    if not any(kind.startswith(each) for each in bits):  # which take a wider panel
+    if not kind.startswith(WIDENED):
         size = (tmp_path / "model.safetensors").stat().st_size
         assert sum(each.nbytes for each in coded) <= 1.08 * size
     others = [each for each in model.module.parameters() if not isinstance(each, CodedParameter)]
@@ -119,6 +131,89 @@ def test_logits_are_to_the_bit_those_of_the_dequantised_model(kind: str, tmp_pat
     dequantise_parameters(plain.module)
     for one, other in zip(logits(coded), logits(plain), strict=True):
         assert torch.equal(one, other)
+
+
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+
+def merged(means: Weights) -> Weights:
+    """The parameters of a model of experts, whose matrices a checkpoint has one by one."""
+    found = {name: each for name, each in means.items() if ".experts." not in name}
+    for layer in range(SMALL["num_hidden_layers"]):
+        experts = f"model.layers.{layer}.mlp.experts"
+
+        def stacked(name: str, experts: str = experts) -> torch.Tensor:
+            numbers = range(MIXTURE["num_experts"])
+            return torch.stack([means[f"{experts}.{each}.{name}.weight"] for each in numbers])
+
+        both = [stacked(name) for name in ("gate_proj", "up_proj")]
+        found[f"{experts}.gate_up_proj"] = torch.cat(both, dim=1)
+        found[f"{experts}.down_proj"] = stacked("down_proj")
+    return found
+
+
+@pytest.mark.skipif(kernels() is None, reason="there is no C compiler")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "fp8 blocks",
+        "ct w4a16",
+        "ct nvfp4",
+        "gptq symmetric",
+        "awq",
+        "bitsandbytes nf4",
+        "modelopt int8",
+    ],
+)
+def test_experts_stay_coded_and_compute_to_the_bit_what_dequantised_ones_do(
+    kind: str, tmp_path: Path
+) -> None:
+    torch.set_num_threads(1)
+    means = merged(write_checkpoint(tmp_path, *KINDS[kind], kind=Qwen3MoeConfig, **MIXTURE))
+    coded, plain = load(tmp_path), load(tmp_path)
+    own = {
+        name: each
+        for name, each in coded.module.named_parameters()
+        if isinstance(each, CodedParameter)
+    }
+    assert sum(".experts." in name for name in own) == 2 * 2
+    assert len(own) == 2 * (4 + 2) + 2
+    for name, each in coded.module.named_parameters():
+        found = dequantised(each) if isinstance(each, CodedParameter) else each
+        assert torch.equal(found, means[name]), name
+    size = (tmp_path / "model.safetensors").stat().st_size
+    assert coded.kept_bytes <= (1.35 if kind == "ct nvfp4" else 1.08) * size
+    dequantise_parameters(plain.module)
+    for one, other in zip(logits(coded), logits(plain), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_experts_of_several_formats_are_dequantised_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A zero in the middle of all is one of the format, another is one of each group."""
+    settings, write = KINDS["awq"]
+
+    def some(name: str, weight: torch.Tensor) -> Any:
+        found, mean = write(name, weight)
+        if "layers.1.mlp.experts.2.up_proj" in name:
+            zeros = f"{name.removesuffix('.weight')}.qzeros"
+            found[zeros] = torch.full_like(found[zeros], 0x88888888 - (1 << 32))
+            return found, None
+        return found, mean
+
+    write_checkpoint(tmp_path, settings, some, kind=Qwen3MoeConfig, **MIXTURE)
+    model = load(tmp_path)
+    assert "the experts of 1 parameters are dequantised, those of model.layers.1" in caplog.text
+    parameters = dict(model.module.named_parameters())
+    kinds = {
+        name: isinstance(each, CodedParameter)
+        for name, each in parameters.items()
+        if "experts" in name
+    }
+    assert kinds.pop("model.layers.1.mlp.experts.gate_up_proj") is False
+    assert len(kinds) == 3
+    assert all(kinds.values())
 
 
 @pytest.mark.parametrize("kind", PERMUTED)
@@ -189,10 +284,29 @@ def test_settings_of_another_file(
         assert torch.equal(found[name], expected), name
 
 
+def test_codes_stay_where_a_processor_multiplies_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be the type of a checkpoint that is not quantised, and dequantise this one."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    write_checkpoint(tmp_path, *KINDS["ct w4a16"], tie_word_embeddings=False)
+    change_config(tmp_path, lambda told: told.update(dtype="bfloat16"))
+    module = load_model(str(tmp_path), device="cpu").module
+    assert len(list(coded_parameters(module))) == 2 * 7 + 2
+    change_config(tmp_path, lambda told: told.pop("quantization_config"))
+    AutoModelForCausalLM.from_config(LlamaConfig(**SMALL), dtype=torch.bfloat16).save_pretrained(
+        tmp_path
+    )
+    assert load_model(str(tmp_path), device="cpu").module.dtype == torch.bfloat16
+    online = load_model(str(tmp_path), device="cpu", quantization="q8_0").module
+    assert {each.matrix.format.name for each in coded_parameters(online)} == {"q8_0"}
+
+
 def test_its_own_method_may_be_named_and_no_other(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, *KINDS["awq"])
     load(tmp_path, quantization="awq")
-    for other in ("gptq", "q4_0"):
+    assert {*ONLINE, *READERS, "modelopt_fp4"} <= set(get_args(Quantization))
+    for other in ("gptq", "q4_0", "modelopt_fp4"):
         with pytest.raises(ModelLoadError, match=f"is '{other}', but .* by 'awq' already"):
             load(tmp_path, quantization=other)
 
@@ -265,6 +379,30 @@ DAMAGES = [
     ("gptq", _with(f"{LAYER}.g_idx", lambda x: x[:-1]), "has 127 numbers, allowed: 128"),
     ("awq", _with(f"{LAYER}.scales", lambda x: x.double()), "is of type F64, allowed: F32"),
     ("awq", _with(f"{LAYER}.qweight", lambda x: x[:64]), "scales has the shape [4, 192], allowed"),
+    ("ct nvfp4", _without(f"{LAYER}.weight_global_scale"), "weight_global_scale is missing"),
+    (
+        "ct nvfp4",
+        _with(f"{LAYER}.weight_global_scale", lambda x: x * 0),
+        "is 0.0, allowed: a finite",
+    ),
+    ("ct nvfp4", _with(f"{LAYER}.weight_scale", _nan_code), "a number that is not finite"),
+    ("ct nvfp4", _with(f"{LAYER}.weight_scale", lambda x: x[:, :-1]), "allowed: [192, 8]"),
+    ("modelopt nvfp4", _without(f"{LAYER}.weight_scale"), f"{LAYER}.weight_scale is missing"),
+    ("modelopt nvfp4", _without(f"{LAYER}.weight_scale_2"), "weight_scale_2 is missing"),
+    (
+        "modelopt nvfp4",
+        lambda tensors: tensors.update({f"{LAYER}.pre_quant_scale": torch.ones(128)}),
+        "inputs of a layer that are multiplied are not served",
+    ),
+    ("bitsandbytes int8", _without(f"{LAYER}.SCB"), f"{LAYER}.SCB is missing"),
+    ("bitsandbytes int8", _with(f"{LAYER}.SCB", lambda x: x[:-1]), "allowed: [192]"),
+    ("bitsandbytes int8", _with(f"{LAYER}.weight_format", lambda x: x + 1), "allowed: rows, which"),
+    ("mlx", _without(f"{LAYER}.biases"), f"{LAYER}.qbiases is missing"),
+    ("mlx", _with(f"{LAYER}.biases", torch.Tensor.half), "is of another type than"),
+    ("mlx", _with(f"{LAYER}.scales", torch.Tensor.float), "is of type F32, allowed: BF16, F16"),
+    ("gemma of 2 bits", _with(f"{LAYER}.weight_scale", _infinite), "that is not finite"),
+    ("bitnet", _with(f"{LAYER}.weight", lambda x: x | 3), "none of -1, 0 and 1"),
+    ("bitnet", _without(f"{LAYER}.weight_scale"), f"{LAYER}.weight_scale is missing"),
     ("bitsandbytes nf4", _without(f"{LAYER}.weight.absmax"), "weight.absmax is missing"),
     ("bitsandbytes nf4", _without(f"{LAYER}.weight.quant_map"), "quant_map is missing"),
     (
@@ -311,7 +449,7 @@ CONTRADICTIONS = [
     ("fp8 blocks", _set("weight_block_size", to=[64, 32]), "in blocks of 64 x 32"),
     ("fp8 blocks", _set("weight_block_size", to=None), "allowed: one number, or"),
     ("ct w4a16", _set("format", to="marlin-24"), "the format 'marlin-24', allowed: float-q"),
-    ("ct w4a16", _set("format", to="nvfp4-pack-quantized"), "'nvfp4-pack-quantized', allowed"),
+    ("ct w4a16", _set("format", to="nvfp4-pack-quantized"), "is of type I32, allowed: U8"),
     ("ct w4a16", _set("config_groups", to={}), "config_groups is {}, allowed"),
     ("ct w4a16", _set(*GROUP_0, "targets", to=["Conv2d"]), "no group of config_groups targets"),
     ("ct w4a16", _set(*GROUP_0, "targets", to=["re:("]), "'re:(' is no pattern"),
@@ -326,8 +464,8 @@ CONTRADICTIONS = [
     ("ct w4a16 with zeros", _set(*GROUP_0, "weights", "symmetric", to=True), "are symmetric"),
     ("ct w4a16", _set("sparsity_config", to={"format": "sparse-24-bitmask"}), "sparsity_config"),
     ("ct int8", _set(*GROUP_0, "weights", "type", to="float"), "is of type I8, allowed: F8_E4M3"),
-    ("gptq", _set("bits", to=3), "bits is 3, allowed: 2, 4, 8"),
-    ("gptq", _set("bits", to=[4]), "bits is [4], allowed: 2, 4, 8"),
+    ("gptq", _set("bits", to=1), "bits is 1, allowed: 2 to 8"),
+    ("gptq", _set("bits", to=[4]), "bits is [4], allowed: 2 to 8"),
     ("gptq", _set("checkpoint_format", to=["gptq"]), "is ['gptq'], allowed: gptq, gptq_v2"),
     ("gptq", _set("bits", to=8), "scales has the shape [6, 128], allowed: [3, 128]"),
     ("gptq", _set("group_size", to=80), "no whole number"),
@@ -335,7 +473,33 @@ CONTRADICTIONS = [
     ("gptq", _set("checkpoint_format", to="marlin"), "is 'marlin', allowed: gptq, gptq_v2"),
     ("awq", _set("bits", to=8), "bits is 8, allowed: 4"),
     ("awq", _set("version", to="gemv"), "version is 'gemv', allowed: gemm"),
-    ("bitsandbytes nf4", _set("load_in_4bit", to=False), "load_in_4bit is not set"),
+    ("bitsandbytes nf4", _set("load_in_4bit", to=False), "neither load_in_4bit nor load_in_8bit"),
+    (
+        "auto-round",
+        _set("packing_format", to="auto_round:fake"),
+        "'auto_round:fake', allowed: a",
+    ),
+    ("auto-round", _set("data_type", to="int_sym"), "data_type 'int_sym', allowed: int"),
+    ("auto-round", _set("extra_config", to={"down_proj": {"bits": 8}}), "allowed: [3, 128]"),
+    ("modelopt nvfp4", _set("quant_algo", to="NVFP4_AWQ"), "(NVFP4_AWQ), of which FP8, FP8_PB"),
+    (
+        "modelopt nvfp4",
+        _set("quantized_layers", to={"x": {"quant_algo": "W4A16_AWQ"}}),
+        "x is quantised by 'W4A16_AWQ', allowed: FP8",
+    ),
+    ("quark mxfp4", _set("global_quant_config", to={"weight": [{}, {}]}), "are quantised twice"),
+    ("mlx", _set("bits", to=7), "has bits 7, allowed: 2, 3, 4, 5, 6, 8"),
+    ("mlx", _set("group_size", to=32), "weight has the shape [128, 24], allowed: [128, 12]"),
+    ("mlx", _set("mode", to="nvfp4"), "is quantised by 'nvfp4', allowed: affine, mxfp4"),
+    ("mlx", _set("model.layers.0.mlp.up_proj", to=False), "the settings of model.layers.0.mlp.up_"),
+    (
+        "gemma of 4 bits",
+        _set("module_quant_configs", to={"up": {"num_bits": 3}}),
+        "num_bits 3, allo",
+    ),
+    ("bitnet", _set("quantization_mode", to="online"), "is 'online', allowed: offline"),
+    ("bitnet", _set("use_rms_norm", to=True), "allowed: layers without norms"),
+    ("bitnet", _set("linear_class", to="linear"), "is 'linear', allowed: autobitlinear, bitlinear"),
 ]
 
 
@@ -467,7 +631,7 @@ def test_layers_of_gptq_with_settings_of_their_own(tmp_path: Path) -> None:
     [
         ({"-:.*down_proj": {}}, "dynamic says that it is not quantised"),
         ({"+:(": {}}, "is no pattern"),
-        ({".*": {"bits": 3}}, "bits is 3, allowed: 2, 4, 8"),
+        ({".*": {"bits": 9}}, "bits is 9, allowed: 2 to 8"),
         ({".*": {"group_size": 0}}, "group_size is 0, allowed"),
         ({".*": 4}, "dynamic has 4 for '.*', allowed: settings"),
         ([".*"], "dynamic is ['.*'], allowed: patterns and their settings"),

@@ -150,7 +150,7 @@ def test_tokens_are_those_of_transformers(method: str, tmp_path: Path) -> None:
     model = load_model(str(folder), device="cpu", dtype="float32")
     assert {weight.dtype for weight in model.module.parameters()} == {torch.float32}
     coded = list(coded_parameters(model.module))
-    assert len(coded) == (0 if method == "mxfp4" else 2 * 7 + 2)  # experts are dequantised
+    assert len(coded) == (2 * 6 + 2 if method == "mxfp4" else 2 * 7 + 2)
     runner = TorchRunner(
         model,
         num_blocks=100,
@@ -165,7 +165,7 @@ def test_tokens_are_those_of_transformers(method: str, tmp_path: Path) -> None:
     assert len({token for tokens in expected for token in tokens}) > 8
 
 
-@pytest.mark.parametrize("method", ["aqlm", "quark", "unheard-of"])
+@pytest.mark.parametrize("method", ["aqlm", "exl3", "unheard-of"])
 def test_a_method_that_is_not_served_is_refused_with_what_is(method: str, tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
     told = json.loads((tmp_path / "config.json").read_text())
@@ -174,11 +174,28 @@ def test_a_method_that_is_not_served_is_refused_with_what_is(method: str, tmp_pa
     with pytest.raises(ModelLoadError) as refused:
         load_model(str(tmp_path), device="cpu")
     assert f"its weights are quantised by '{method}', which is not served" in str(refused.value)
-    served = "awq, bitsandbytes, compressed-tensors, fp8, gptq, modelopt, mxfp4"
+    served = "auto-round, awq, bitnet, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gemma"
     assert served in str(refused.value)
 
 
-@pytest.mark.parametrize("algorithm", ["NVFP4", "W4A8_AWQ", "INT4_AWQ"])
+def test_what_is_not_told_of_a_method_is_refused(tmp_path: Path) -> None:
+    """MLX may change the weights of models that it does not leave as they are."""
+    GptOssConfig(**SMALL).save_pretrained(tmp_path)
+    for told, said in (
+        (
+            {"quantization_config": {"bits": 4}},
+            "by a method that is not named, which is not served",
+        ),
+        ({"quantization": {"bits": 4, "group_size": 64}}, "MLX, which may change .* 'gpt_oss'; se"),
+    ):
+        own = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(own | told))
+        with pytest.raises(ModelLoadError, match=said):
+            load_model(str(tmp_path), device="cpu")
+        (tmp_path / "config.json").write_text(json.dumps(own))
+
+
+@pytest.mark.parametrize("algorithm", ["NVFP4_AWQ", "W4A8_AWQ", "INT4_AWQ"])
 def test_an_algorithm_of_modelopt_that_is_not_served(algorithm: str, tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
     told = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm}}

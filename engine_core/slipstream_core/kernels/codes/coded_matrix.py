@@ -167,8 +167,11 @@ class CodedMatrix:
                     return piece.read(slice(first, last))
                 start += piece.num_outputs
         found: dict[str, NDArray[Any]] = {}
-        start = 0
+        start, least, most = 0, int(ids.min()), int(ids.max())
         for piece in self._pieces:
+            if start > most or start + piece.num_outputs <= least:
+                start += piece.num_outputs
+                continue
             mine = np.flatnonzero((start <= ids) & (ids < start + piece.num_outputs))
             part = piece.read(ids[mine] - start)
             for field in fields(Codes):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from slipstream_ipc.arrays import Float32s
 
 Number = Literal["float32", "float16", "bfloat16", "e8m0"]  # of scales and offsets
-Values = Literal["integer", "bfloat16", "float16", "float8_e4m3", "float8_e5m2"]
+Values = Literal["integer", "unsigned", "bfloat16", "float16", "float8_e4m3", "float8_e5m2"]
 
 # numpy's type for each, where bfloat16 and e8m0 (a power of two: 2 ** (byte - 127)) are their bits
 NUMBER_TYPES: dict[Number, type[np.generic]] = {
@@ -34,11 +34,13 @@ _SIGNIFICANT_BITS: dict[Number, int] = {"float32": 24, "float16": 11, "bfloat16"
 _FACTOR_BITS = 7  # of an int8, beside its sign
 _WIDTHS: dict[str, tuple[int, ...]] = {
     "integer": (4, 5, 6, 8),
+    "unsigned": (8,),
     "bfloat16": (16,),
     "float16": (16,),
     "float8_e4m3": (8,),
     "float8_e5m2": (8,),
 }
+_INTEGERS = ("integer", "unsigned")
 _TABLE_SIZE = 16
 
 
@@ -49,7 +51,7 @@ class Format:
     name: for messages and fingerprints.
     bits: of a code.
     values: what codes are; a tuple has the float32 of each of 16 codes. Integers of 8 bits are
-      signed, narrower ones are not.
+      signed unless they are "unsigned", narrower ones are not.
     group: inputs that share a scale, an offset and a zero; 0: all of a row. The last group of a row
       may be shorter.
     scale: the type of scales; None: codes are numbers themselves, of 16 bits.
@@ -81,7 +83,7 @@ class Format:
             raise ValueError(f"{self.name}: codes of 16 bits have no scale, and all others have")
         if self.group < 0 or (self.supergroup and (not self.group or self.supergroup % self.group)):
             raise ValueError(f"{self.name}: groups of {self.group} in {self.supergroup} inputs")
-        if self.values != "integer" and (self.zero or self.has_zeros or self.offset):
+        if self.values not in _INTEGERS and (self.zero or self.has_zeros or self.offset):
             raise ValueError(f"{self.name}: only integers have a zero or an offset")
         if (self.zero != 0) + self.has_zeros + (self.offset is not None) > 1:
             raise ValueError(f"{self.name}: a zero, zeros of groups, or offsets, one of them")
@@ -221,7 +223,7 @@ def _values(form: Format, codes: NDArray[Any]) -> Float32s:
         found: Float32s = np.array(form.values, np.float32)[codes]
         return found
     match form.values:
-        case "integer":
+        case "integer" | "unsigned":
             return codes.astype(np.float32)
         case "bfloat16":
             return _widened(codes, torch.bfloat16)

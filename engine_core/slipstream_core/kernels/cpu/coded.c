@@ -33,8 +33,8 @@ void slipstream_decode(int64_t format, const void *packed, const uint8_t *panel,
 #define AS(K) \
     case K: decode_as((format & ~(int64_t)15) | K, packed, panel, inputs, out); return;
     switch (KIND(format)) {
-        AS(CODE_BF16) AS(CODE_F16) AS(CODE_I8) AS(CODE_E4M3) AS(CODE_E5M2) AS(CODE_I4) AS(CODE_I5)
-        AS(CODE_I6) AS(CODE_TABLE)
+        AS(CODE_BF16) AS(CODE_F16) AS(CODE_I8) AS(CODE_E4M3) AS(CODE_E5M2) AS(CODE_U8) AS(CODE_I4)
+        AS(CODE_I5) AS(CODE_I6) AS(CODE_TABLE)
     }
 }
 

@@ -33,8 +33,8 @@ typedef int8_t vecb __attribute__((vector_size(W), aligned(1), may_alias));
 typedef uint8_t vecub __attribute__((vector_size(W), aligned(1), may_alias));
 typedef uint16_t vech __attribute__((vector_size(W * 2), aligned(2), may_alias));
 
-enum { FLOAT32, CODE_BF16, CODE_F16, CODE_I8, CODE_E4M3, CODE_E5M2, CODE_I4, CODE_I5, CODE_I6,
-       CODE_TABLE };
+enum { FLOAT32, CODE_BF16, CODE_F16, CODE_I8, CODE_E4M3, CODE_E5M2, CODE_U8, CODE_I4, CODE_I5,
+       CODE_I6, CODE_TABLE };
 enum { NO_NUMBER, AS_F16, AS_BF16, AS_F32, AS_E8M0 };
 enum { NO_OFFSET, ZERO, ZEROS, OFFSETS };
 
@@ -276,6 +276,7 @@ CODED vec weights(const int64_t f, const uint8_t *codes, const int64_t j, const 
     case CODE_BF16: return of_bfloat16s(codes + (j * PANEL + i * W) * 2);
     case CODE_F16: return of_halves(codes + (j * PANEL + i * W) * 2);
     case CODE_I8: value = floats(of_int8s(codes + j * PANEL + i * W)); break;
+    case CODE_U8: value = floats(of_bytes(codes + j * PANEL + i * W)); break;
     case CODE_E4M3:
     case CODE_E5M2: value = of_float8s(kind == CODE_E4M3, codes + j * PANEL + i * W); break;
     case CODE_TABLE: value = looked_up(t, (veci)((vecu)o->low >> shift)); break;

@@ -21,11 +21,12 @@ _KINDS = {
     ("integer", 8): 3,
     ("float8_e4m3", 8): 4,
     ("float8_e5m2", 8): 5,
-    ("integer", 4): 6,
-    ("integer", 5): 7,
-    ("integer", 6): 8,
+    ("unsigned", 8): 6,
+    ("integer", 4): 7,
+    ("integer", 5): 8,
+    ("integer", 6): 9,
 }
-_TABLE = 9
+_TABLE = 10
 _NUMBERS = {None: 0, "float16": 1, "bfloat16": 2, "float32": 3, "e8m0": 4}
 _ZERO, _ZEROS, _OFFSETS = 1, 2, 3
 _MAX_ZERO = 255

@@ -249,8 +249,8 @@ static void coded_row(const Product *p, int64_t panel) {
         /* the kind is a constant in each case, as it is looked at for each weight */
 #define OF_KIND(K) \
     case K: coded_row_of((f & ~(int64_t)15) | K, p, w, size, sums); break;
-        OF_KIND(CODE_F16) OF_KIND(CODE_I8) OF_KIND(CODE_E4M3) OF_KIND(CODE_E5M2) OF_KIND(CODE_I4)
-        OF_KIND(CODE_I5) OF_KIND(CODE_I6) OF_KIND(CODE_TABLE)
+        OF_KIND(CODE_F16) OF_KIND(CODE_I8) OF_KIND(CODE_E4M3) OF_KIND(CODE_E5M2) OF_KIND(CODE_U8)
+        OF_KIND(CODE_I4) OF_KIND(CODE_I5) OF_KIND(CODE_I6) OF_KIND(CODE_TABLE)
     }
     for (int i = 0; i < count && whole < p->k; i++) {
         slipstream_decode(f, p->packed, w + i * size + coded_bytes(f, start), p->k - start, rest);

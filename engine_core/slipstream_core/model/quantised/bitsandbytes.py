@@ -1,7 +1,10 @@
-"""Weights of 4 bits as bitsandbytes stores them: nf4 and fp4, by blocks of the flattened matrix.
+"""Weights as bitsandbytes stores them: integers of 8 bits by rows, nf4 and fp4 by blocks of the
+flattened matrix.
 
-A byte has two numbers of a table of 16, the first in the upper half. A block's largest number is
-float32, or one of a table of 256 times the largest of 256 such, plus an offset (double
+Of 8 bits, `SCB` has the largest number of each row: a weight is SCB / 127 times its integer, where
+the quotient is a float32. (The package multiplies the integer first, which may round otherwise.)
+Of 4 bits, a byte has two numbers of a table of 16, the first in the upper half. A block's largest
+number is float32, or one of a table of 256 times the largest of 256 such, plus an offset (double
 quantisation, `functional.QuantState`).
 """
 
@@ -29,15 +32,15 @@ _KINDS = ("nf4", "fp4")
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 _STORAGE = ("U8", "I8", "F16", "BF16", "F32")  # types of tensors that bytes are stored in
 _TABLE, _NESTED_TABLE = 16, 256
+_BY_BYTE = 7.874015718698502e-3  # 1 / 127, as the package has it
 
 
 def read_bitsandbytes(tensors: Tensors, settings: Mapping[str, Any]) -> dict[str, QuantisedWeight]:
-    """The weights of a checkpoint of 4 bits. Raises QuantisedWeightError."""
-    if settings.get("load_in_8bit") or not settings.get("load_in_4bit"):
-        raise QuantisedWeightError(
-            "load_in_4bit is not set: of bitsandbytes weights of 4 bits are served, as 8 bits "
-            "compute a part of the activations in 16"
-        )
+    """The weights of a checkpoint. Raises QuantisedWeightError."""
+    if settings.get("load_in_8bit"):
+        return _of_bytes(tensors)
+    if not settings.get("load_in_4bit"):
+        raise QuantisedWeightError("neither load_in_4bit nor load_in_8bit is set")
     found = {}
     for name in tensors:
         weight, is_state, kind = name.partition(_STATE)
@@ -50,6 +53,36 @@ def read_bitsandbytes(tensors: Tensors, settings: Mapping[str, Any]) -> dict[str
         if name.endswith(".absmax") and name.removesuffix(".absmax") not in found:
             raise QuantisedWeightError(f"{name.removesuffix('.absmax')}{_STATE}nf4 is missing")
     return found
+
+
+def _of_bytes(tensors: Tensors) -> dict[str, QuantisedWeight]:
+    found = {}
+    for name, header in tensors.headers.items():
+        layer = name.removesuffix(".weight")
+        if layer == name or header.dtype != "I8":
+            continue
+        largest, layout = f"{layer}.SCB", f"{layer}.weight_format"
+        codes = tensors.array(name, "I8", ndim=2)
+        numbers = _finite(largest, tensors.array(largest, "F32"))
+        refuse_shape(largest, numbers.shape, (len(codes),))
+        if layout in tensors and tensors.array(layout, "U8").any():
+            raise QuantisedWeightError(f"{layout} is not 0, allowed: rows, which is 0")
+        found[name] = _rows(codes, numbers, {name, largest, layout})
+    return found
+
+
+def _rows(codes: Array, largest: Array, used: set[str]) -> QuantisedWeight:
+    scales = (largest * np.float32(_BY_BYTE))[:, None]
+    form = Format("int8_float32", 8, scale="float32")
+    num_outputs, num_inputs = codes.shape
+    matrix = CodedMatrix(
+        form,
+        num_outputs,
+        num_inputs,
+        lambda rows: Codes(codes[rows], scales=scales[rows]),
+        [codes],
+    )
+    return QuantisedWeight((num_outputs, num_inputs), matrix, frozenset(used))
 
 
 def _weight(tensors: Tensors, name: str, state_name: str, kind: str) -> QuantisedWeight:

@@ -2,6 +2,7 @@
 
 A weight is `scale * (code - zero point)`; with groups, of an input's group. Formats are those of
 the package's `compressors`: pack-quantized, int-quantized, float-quantized, naive-quantized,
+nvfp4-pack-quantized,
 mxfp4-pack-quantized and mxfp8-quantized. The settings of a layer are those of the target in
 `config_groups` that is its name, or else of the first pattern that it matches, or else of its
 class. Patterns are in the order of the alphabet, not of the configuration; of a target that two
@@ -21,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from slipstream_core.kernels.codes.coded_matrix import CodedMatrix, Rows
-from slipstream_core.kernels.codes.formats import MXFP4, Codes, Format
+from slipstream_core.kernels.codes.formats import Codes, Format
+from slipstream_core.model.quantised.float4 import mxfp4_weight, nvfp4_weight
 from slipstream_core.model.quantised.float8 import TYPES, float8_weight
 from slipstream_core.model.quantised.tensors import (
     Array,
@@ -55,6 +57,7 @@ FORMATS = (
     "mxfp4-pack-quantized",
     "mxfp8-quantized",
     "naive-quantized",
+    "nvfp4-pack-quantized",
     "pack-quantized",
 )
 """Formats that are read; layers of several are in a checkpoint of the format mixed-precision."""
@@ -76,9 +79,11 @@ def read_compressed_tensors(
             case "int-quantized" | "float-quantized" | "naive-quantized":
                 weight = _numbers(tensors, layer, weights)
             case "mxfp4-pack-quantized":
-                weight = _mxfp4(tensors, layer)
+                weight = mxfp4_weight(tensors, f"{layer}.weight_packed", f"{layer}.weight_scale")
             case "mxfp8-quantized":
-                weight = _mxfp8(tensors, layer)
+                weight = mxfp8_weight(tensors, layer)
+            case "nvfp4-pack-quantized":
+                weight = nvfp4_weight_of(tensors, layer)
             case _:
                 allowed = ", ".join(FORMATS)
                 raise QuantisedWeightError(f"{layer} has the format {form!r}, allowed: {allowed}")
@@ -306,29 +311,19 @@ def _zeros(
     return np.ascontiguousarray(np.repeat(rows, height, axis=0)[:num_outputs])
 
 
-def _mxfp4(tensors: Tensors, layer: str) -> QuantisedWeight:
-    """Two numbers of 4 bits in a byte, the first in the lower half; a power of two for 32."""
-    packed, scale = f"{layer}.weight_packed", f"{layer}.weight_scale"
-    pairs = tensors.array(packed, "U8", ndim=2)
-    num_outputs, num_inputs = len(pairs), 2 * pairs.shape[1]
-    shape = (num_outputs, num_inputs)
-    scales = scales_of(tensors, scale, shape, group=_MX_GROUP, is_e8m0=True)
-
-    def read(rows: Rows) -> Codes:
-        some = pairs[rows]
-        both = np.stack((some & 15, some >> 4), axis=-1).reshape(len(some), -1)
-        return Codes(both, scales=scales.of_rows(rows))
-
-    matrix = CodedMatrix(MXFP4, num_outputs, num_inputs, read, [pairs])
-    return QuantisedWeight(shape, matrix, frozenset({packed, scale}))
-
-
-def _mxfp8(tensors: Tensors, layer: str) -> QuantisedWeight:
+def mxfp8_weight(tensors: Tensors, layer: str) -> QuantisedWeight:
+    """The weight of a layer of MXFP8. Raises QuantisedWeightError."""
     name, scale = f"{layer}.weight", f"{layer}.weight_scale"
     tensors.array(name, *TYPES, ndim=2)
     shape = tensors.headers[name].shape
     scales = scales_of(tensors, scale, shape, group=_MX_GROUP, is_e8m0=True)
     return float8_weight(tensors, name, scales, {name, scale})
+
+
+def nvfp4_weight_of(tensors: Tensors, layer: str) -> QuantisedWeight:
+    """The weight of a layer of NVFP4. Raises QuantisedWeightError."""
+    packed, scale, whole = (f"{layer}.weight_{end}" for end in ("packed", "scale", "global_scale"))
+    return nvfp4_weight(tensors, packed, scale, whole, is_divided=True)
 
 
 def _scales(

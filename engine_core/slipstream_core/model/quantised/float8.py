@@ -1,7 +1,7 @@
-"""Weights of 8-bit floating point numbers, as FP8 and ModelOpt's checkpoints have them.
+"""Weights of 8-bit floating point numbers, as checkpoints of FP8 have them.
 
 A weight is its number times the scale of its matrix, of its row, or of its block: DeepSeek-V3's
-README_WEIGHTS.md and ModelOpt's hf_quant_config.json name them. Blocks at the ends of rows and
+README_WEIGHTS.md names them. Blocks at the ends of rows and
 columns may be cut off.
 """
 
@@ -19,14 +19,17 @@ from slipstream_core.model.quantised.weight import QuantisedWeight, Scales, scal
 TYPES: dict[str, Values] = {"F8_E4M3": "float8_e4m3", "F8_E5M2": "float8_e5m2"}
 _SCALES = ("_scale_inv", "_scale")
 _NUM_SIZES = 2  # of a block
-_MODELOPT_BLOCK = (128, 128)
+_USUAL_BLOCK = (128, 128)  # where settings name none, as transformers has it
 
 
 def read_fp8(tensors: Tensors, settings: Mapping[str, Any]) -> dict[str, QuantisedWeight]:
-    """The weights of a checkpoint of `quant_method` fp8. Raises QuantisedWeightError."""
+    """The weights of a checkpoint of `quant_method` fp8, fbgemm_fp8 or mxfp8.
+
+    Raises QuantisedWeightError.
+    """
     block = settings.get("weight_block_size")
     if block is None:
-        return _weights(tensors, None)
+        return _weights(tensors, None, has_settings="weight_block_size" in settings)
     is_pair = isinstance(block, list | tuple) and len(block) == _NUM_SIZES
     if not is_pair or not all(isinstance(each, int) and each > 0 for each in block):
         raise QuantisedWeightError(
@@ -35,12 +38,9 @@ def read_fp8(tensors: Tensors, settings: Mapping[str, Any]) -> dict[str, Quantis
     return _weights(tensors, (block[0], block[1]))
 
 
-def read_modelopt(tensors: Tensors, settings: Mapping[str, Any]) -> dict[str, QuantisedWeight]:
-    """The weights of a checkpoint of ModelOpt's FP8. Raises QuantisedWeightError."""
-    return _weights(tensors, _MODELOPT_BLOCK if settings["quant_algo"] == "FP8_PB_WO" else None)
-
-
-def _weights(tensors: Tensors, block: tuple[int, int] | None) -> dict[str, QuantisedWeight]:
+def _weights(
+    tensors: Tensors, block: tuple[int, int] | None, *, has_settings: bool = True
+) -> dict[str, QuantisedWeight]:
     found = {}
     for name, header in tensors.headers.items():
         if header.dtype not in TYPES or len(header.shape) < 2:
@@ -50,9 +50,17 @@ def _weights(tensors: Tensors, block: tuple[int, int] | None) -> dict[str, Quant
             raise QuantisedWeightError(f"{name}{_SCALES[block is None]} is missing")
         # which transformers, too, reads as powers of two, whatever `scale_fmt` says
         is_e8m0 = tensors.headers[scale].dtype == "U8"
-        scales = scales_of(tensors, scale, header.shape, block=block, is_e8m0=is_e8m0)
+        own = block
+        if not has_settings and _is_of_usual_blocks(tensors.headers[scale].shape, header.shape):
+            own = _USUAL_BLOCK
+        scales = scales_of(tensors, scale, header.shape, block=own, is_e8m0=is_e8m0)
         found[name] = float8_weight(tensors, name, scales, {name, scale})
     return found
+
+
+def _is_of_usual_blocks(scale: tuple[int, ...], weight: tuple[int, ...]) -> bool:
+    parts = [-(-size // each) for size, each in zip(weight[-2:], _USUAL_BLOCK, strict=True)]
+    return prod(scale) > 1 and list(scale) == [*weight[:-2], *parts]
 
 
 def float8_weight(tensors: Tensors, name: str, scales: Scales, used: set[str]) -> QuantisedWeight:

@@ -22,6 +22,7 @@ _TYPES = {
     "F16": torch.float16,
     "I64": torch.int64,
     "I32": torch.int32,
+    "U32": torch.int32,
     "I8": torch.int8,
     "U8": torch.uint8,
     "BF16": torch.uint16,

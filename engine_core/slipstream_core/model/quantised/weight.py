@@ -34,12 +34,14 @@ class QuantisedWeight:
 
     used: names of the tensors that it is made of.
     order: the input that each column of the matrix belongs to, where that is not its own number.
+    is_turned: it is [experts, K, N], while the matrix has the outputs of all experts as its rows.
     """
 
     shape: tuple[int, ...]
     matrix: CodedMatrix
     used: frozenset[str]
     order: NDArray[np.int64] | None = None
+    is_turned: bool = False
 
     def dequantised(self, rows: slice | None = None) -> torch.Tensor:
         """The parameter in float32, or some rows of a matrix."""
@@ -51,6 +53,10 @@ class QuantisedWeight:
             found = torch.empty_like(values)
             found[:, torch.from_numpy(self.order)] = values
             values = found
+        if self.is_turned:
+            experts, num_inputs, num_outputs = self.shape
+            by_expert = values.reshape(experts, num_outputs, num_inputs)
+            return by_expert.transpose(1, 2).contiguous()
         return values.reshape(self.shape) if rows is None else values
 
 

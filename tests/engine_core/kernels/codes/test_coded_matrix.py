@@ -39,7 +39,7 @@ def _value(form: Format, code: Any) -> Fraction:
     """What a code is, by torch's own types."""
     if isinstance(form.values, tuple):
         return Fraction(float(np.float32(form.values[code])))
-    if form.values == "integer":
+    if form.values in ("integer", "unsigned"):
         return Fraction(int(code))
     dtype, holder = {
         "bfloat16": (torch.bfloat16, torch.uint16),
