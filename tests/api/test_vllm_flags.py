@@ -251,7 +251,7 @@ def test_spellings_that_people_use(line: str) -> None:
     ("line", "said"),
     [
         ("-pp 2", "-pp: got '2', allowed: 1: of several devices only --tensor"),
-        ("-q aqlm", "--quantization: got 'aqlm', allowed: one of awq, bitsandbytes, compr"),
+        ("-q aqlm", "--quantization: got 'aqlm', allowed: one of auto-round, awq, bitnet,"),
         ("--hf-token secret", "--hf-token: got '(not shown)', allowed: nothing: $HF_TOKEN"),
         ("--max-model-len 2.5K", "--max-model-len: got '2.5K', allowed: an integer >= 1"),
         ("--structured-outputs-config.x 1", "--structured-outputs-config.x: got '1', allowed: the"),
