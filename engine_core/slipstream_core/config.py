@@ -32,23 +32,27 @@ class NodesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 class SpeculativeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The drafter, and its bounds: `ngram` drafts from a request's own text, `suffix` also from
-    answers that were given before under the same prefix root, up to `suffix_cache_mib` of them.
+    answers that were given before under the same prefix root, up to `suffix_cache_mib` of them;
+    `draft_model` has a smaller `model` of the same tokenizer foresee them.
 
     `num_speculative_tokens` is the most drafts of a row in a step. What followed when a row's last
     `prompt_lookup_max` tokens occurred before is drafted, or those of fewer, down to
     `prompt_lookup_min`.
     """
 
-    method: Literal["ngram", "suffix"]
+    method: Literal["ngram", "suffix", "draft_model"]
+    model: str | None = None
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=16)]
-    prompt_lookup_min: Annotated[int, Meta(ge=1, le=32)]
-    prompt_lookup_max: Annotated[int, Meta(ge=1, le=32)]
+    prompt_lookup_min: Annotated[int, Meta(ge=1, le=32)] = 2
+    prompt_lookup_max: Annotated[int, Meta(ge=1, le=32)] = 4
     suffix_cache_mib: Annotated[int, Meta(ge=1, le=65536)] = 64
 
     def __post_init__(self) -> None:
         """Raises ValueError, which msgspec's decoders turn into a ValidationError."""
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError("prompt_lookup_min is more than prompt_lookup_max")
+        if (self.model is None) == (self.method == "draft_model"):
+            raise ValueError("draft_model needs a model, and no other method has one")
 
 
 class LoraConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from msgspec import structs
 
 from slipstream_core.drafting.drafter import Drafter
+from slipstream_core.drafting.model_drafter import ModelDrafter
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.matcher import GrammarMatcher
 from slipstream_core.media.places import MediaPlaces
@@ -81,12 +82,13 @@ def new_scheduler(
     info: ModelInfo | None = None,
     tokens: TokenLog | None = None,
     drafter: Drafter | None = None,
+    by_model: ModelDrafter | None = None,
 ) -> Scheduler:
     """A scheduler with `requests` queued as rows 0, 1, 2, …
 
     info: of the model whose prefixes are cached, in as many slots as its runner has; None: nothing
     is cached, and all requests run at once. tokens: the histories; default: new ones. drafter: if
-    the runner takes drafts.
+    the runner takes drafts; by_model: the part of it that its draft model drafts for.
     """
     tokens = TokenLog() if tokens is None else tokens
     scheduler = Scheduler(
@@ -98,11 +100,13 @@ def new_scheduler(
             has_states=info is not None and info.has_states,
             num_snapshots=info.num_snapshots if info else 0,
             caches_answers=info is None or info.caches_answers,
+            has_draft_model=by_model is not None,
         ),
         max_num_seqs=(info.max_num_seqs if info else None) or len(requests),
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
         drafter=drafter,
+        by_model=by_model,
     )
     for row, it in enumerate(requests):
         add_request(scheduler, tokens, row, it)
@@ -159,11 +163,12 @@ def drive(
     num_blocks: int | None = None,
     is_cached: bool = False,
     drafter: Drafter | Callable[[GrammarBitmasks], Drafter | None] | None = None,
+    by_model: ModelDrafter | None = None,
 ) -> Driven:
     """Run all requests to their lengths, with `budget` tokens per step.
 
-    num_blocks: fewer cache blocks than the runner has. is_cached: with the prefix cache. drafter:
-    see `new_scheduler`; or made for the grammars of the requests.
+    num_blocks: fewer cache blocks than the runner has. is_cached: with the prefix cache. drafter,
+    by_model: see `new_scheduler`; the first perhaps made for the grammars of the requests.
     """
     tokens = TokenLog()
     grammars = GrammarBitmasks(tokens, runner.info.vocab_size)
@@ -181,6 +186,7 @@ def drive(
         info=runner.info if is_cached else None,
         tokens=tokens,
         drafter=drafter,
+        by_model=by_model,
     )
     acked = np.zeros(len(requests), np.int64)  # no reader acknowledges
     outputs = [LoopOutput() for _ in requests]
@@ -195,6 +201,9 @@ def drive(
         assert in_flight, "no request can run, and none runs"
         plan = in_flight.popleft()
         result = runner.collect()
+        if plan.is_proposal:
+            scheduler.complete(plan, result.token_ids)
+            continue
         step = LoopStep(
             time.perf_counter(), plan.num_decodes, plan.num_requests, len(in_flight) > 0
         )

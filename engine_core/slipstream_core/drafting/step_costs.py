@@ -10,10 +10,10 @@ from slipstream_ipc.arrays import Float64s, Int64s
 
 # What a step that is planned behind the one before, not beside it, costs besides (seconds): the
 # core appends, plans and launches while the device waits.
-_SYNC_S = 0.0003
+SYNC_S = 0.0003
 # A small model's steps on a CPU, where nothing was measured: seconds by rows.
 _USUAL = ((1, 0.005), (5, 0.010), (9, 0.0125), (16, 0.0165), (40, 0.0325), (64, 0.053))
-_LEAST_GAIN = 1.02  # of tokens a second; below it estimates are no better than none
+LEAST_GAIN = 1.02  # of tokens a second; below it estimates are no better than none
 
 
 class StepCosts:
@@ -51,6 +51,6 @@ class StepCosts:
         alone = num_rows / float(self.seconds(np.array([num_rows + num_beside]))[0])
         tokens = num_rows + np.cumsum(values)
         rows = num_rows + num_beside + np.arange(1, 1 + len(values))
-        rates = tokens / (self.seconds(rows) + _SYNC_S)
+        rates = tokens / (self.seconds(rows) + SYNC_S)
         best = int(np.argmax(rates))
-        return best + 1 if rates[best] > _LEAST_GAIN * alone else 0
+        return best + 1 if rates[best] > LEAST_GAIN * alone else 0

@@ -19,6 +19,7 @@ from slipstream_core.adapters.names_file import read_names
 from slipstream_core.config import CoreConfig
 from slipstream_core.drafting.answer_memory import AnswerMemory
 from slipstream_core.drafting.drafter import Drafter
+from slipstream_core.drafting.model_drafter import ModelDrafter
 from slipstream_core.drafting.ngram_drafter import NgramDrafter
 from slipstream_core.drafting.prediction_drafter import PredictionDrafter
 from slipstream_core.drafting.step_costs import StepCosts
@@ -37,7 +38,7 @@ from slipstream_core.scheduler.engine_counters import EngineCounters
 from slipstream_core.scheduler.logprob_budget import LogprobBudget
 from slipstream_core.scheduler.scheduler import CacheConfig, Scheduler
 from slipstream_core.scheduler.scheduling import Scheduling
-from slipstream_core.step.plan import ModelInfo, TurnRunner
+from slipstream_core.step.plan import NOT_DRAFTED, ModelInfo, TurnRunner
 from slipstream_core.workers.adapter_changes import AdapterChanges
 from slipstream_core.workers.adapters import Adapters
 from slipstream_core.workers.admission import Admission
@@ -214,6 +215,7 @@ class _OwnEngine:
         grammars: GrammarBitmasks,
     ) -> Scheduling[Any]:
         info = runner.info
+        by_model = model_drafter_of(config, info)
         return Scheduler(
             tokens=tokens,
             cache=CacheConfig(
@@ -223,12 +225,14 @@ class _OwnEngine:
                 has_states=info.has_states,
                 num_snapshots=info.num_snapshots,
                 caches_answers=info.caches_answers,
+                has_draft_model=by_model is not None,
             ),
             max_num_seqs=min(config.max_num_seqs, info.max_num_seqs or config.max_num_seqs),
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=info.max_model_len,
             logprob_budget=logprob_budget,
-            drafter=drafter_of(config, info, grammars),
+            drafter=drafter_of(config, info, grammars, by_model=by_model),
+            by_model=by_model,
         )
 
 
@@ -375,24 +379,25 @@ def drafter_of(
     grammars: GrammarBitmasks,
     *,
     memory: AnswerMemory | None = None,
+    by_model: ModelDrafter | None = None,
 ) -> GrammarDrafter | None:
     """The drafter that is configured; None without one, and where the model's runner takes none.
 
     memory: of answers that were given before, where they are drafted from; None: a new one.
+    by_model: `model_drafter_of` these, which it then asks.
     """
     given = config.speculative_config
     if given is None:
         return None
     if not info.takes_drafts:
         logger.warning(
-            "speculative_config has no effect: tokens of %s are not drafted. Drafts are verified "
-            "where a row's numbers do not depend on the rows beside it: float32 models on a CPU, "
-            "in one process, whose layers have only attention and matrices that kernels here know",
+            "speculative_config has no effect: tokens of %s are not drafted, as %s",
             info.name,
+            NOT_DRAFTED,
         )
         return None
     costs, most = StepCosts(info.decode_s), given.num_speculative_tokens
-    drafter: Drafter = NgramDrafter(
+    drafter: Drafter = by_model or NgramDrafter(
         num_speculative_tokens=most,
         prompt_lookup_min=given.prompt_lookup_min,
         prompt_lookup_max=given.prompt_lookup_max,
@@ -404,6 +409,19 @@ def drafter_of(
         drafter = SuffixDrafter(drafter, memory, num_speculative_tokens=most, costs=costs)
     drafter = PredictionDrafter(drafter, num_speculative_tokens=most, costs=costs)
     return GrammarDrafter(drafter, grammars, num_speculative_tokens=most, costs=costs)
+
+
+def model_drafter_of(config: CoreConfig, info: ModelInfo) -> ModelDrafter | None:
+    """The part of the drafter that a draft model drafts for; None where the runner has none."""
+    given = config.speculative_config
+    if given is None or not info.draft_model_len:
+        return None
+    return ModelDrafter(
+        num_speculative_tokens=given.num_speculative_tokens,
+        max_len=info.draft_model_len,
+        costs=StepCosts(info.decode_s),
+        draft_costs=StepCosts(info.draft_s),
+    )
 
 
 def _max_waiting_tokens(config: CoreConfig, max_model_len: int) -> int:

@@ -196,6 +196,9 @@ class Engine(Generic[TurnT]):
         plan = self._in_flight.popleft()
         now = time.monotonic()
         took = now - self._step_started_at
+        if plan.is_proposal:
+            self._collect_proposal(plan, now, took)
+            return
         self._step_s += (took - self._step_s) * (_SMOOTHING if self._step_s else 1.0)
         self._step_started_at = now
         self._collected_step = plan.step
@@ -239,6 +242,26 @@ class Engine(Generic[TurnT]):
         if self._tracer is not None:
             self._tracer.add(SpanKind.COLLECT, begin_ns, time.monotonic_ns(), plan.step)
         self._give_next_masks()
+
+    def _collect_proposal(self, plan: TurnT, now: float, took: float) -> None:
+        """Collect a step of the draft model, for the step behind it; nothing else is in flight."""
+        self._step_started_at = now
+        self._counters.proposal(took)
+        try:
+            self._scheduler.complete(plan, self._runner.collect().token_ids)
+        except StepFailed as error:
+            rows = self._scheduler.rows_of(plan).tolist()
+            self._scheduler.fail(plan)
+            logger.error(
+                "the draft model failed, and drafts no more for %d requests, whose texts are what "
+                "they would be",
+                plan.num_requests,
+                exc_info=error,
+                extra=of_requests(*self._manager.labels(rows)),
+            )
+        if self._scheduler.has_work:
+            self._counters.device_idle(time.monotonic())
+        self._handler.collected(plan.step)
 
     def _give_next_masks(self) -> None:
         """Pass on the masks of the oldest step, if it awaits them.

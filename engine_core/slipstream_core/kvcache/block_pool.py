@@ -27,8 +27,11 @@ _WINDOW = 256  # entries of the queue that are scanned together, at least
 class BlockPool:
     """Reference counts and free lists of all blocks."""
 
-    def __init__(self, num_blocks: int) -> None:
-        """Raises ValueError for fewer than 2 blocks, of which one is the null block."""
+    def __init__(self, num_blocks: int, *, has_draft_model: bool = False) -> None:
+        """has_draft_model: there is one, with a cache of its own in the same blocks.
+
+        Raises ValueError for fewer than 2 blocks, of which one is the null block.
+        """
         if num_blocks < 2:
             raise ValueError(
                 f"num_blocks is {num_blocks}, allowed: 2 or more (one is the null block)"
@@ -50,6 +53,8 @@ class BlockPool:
         self._next_stamp = _NOT_QUEUED + 1
         self._last_evicted = _NOT_QUEUED  # the stamp of the kept block that was allocated last
         self._last_index = np.zeros(num_blocks, np.int64)  # scratch of `_distinct`
+        # where a draft model has filled the block as well; None: there is none
+        self._drafted = np.zeros(num_blocks, np.bool_) if has_draft_model else None
 
     @property
     def num_blocks(self) -> int:
@@ -98,7 +103,23 @@ class BlockPool:
             self._kept[oldest] = False
             ids = np.concatenate([ids, oldest])
         self._refs[ids] = 1
+        if self._drafted is not None:
+            self._drafted[ids] = False
         return ids
+
+    def set_drafted(self, ids: Int32s) -> None:
+        """The draft model has filled these blocks, [n], too, with the tokens that they are for."""
+        assert self._drafted is not None
+        self._drafted[ids] = True
+
+    def num_drafted(self, ids: Int32s) -> int:
+        """How many of these blocks, [n], the draft model has filled, up to the first that it has
+        not.
+        """
+        if self._drafted is None or not len(ids):
+            return 0
+        lacking = ~self._drafted[ids]
+        return int(np.argmax(lacking)) if lacking.any() else len(ids)
 
     def upcoming(self, n: int) -> Int32s:
         """The blocks that allocate(n) would return, or as many as are free, [<= n]."""

@@ -142,6 +142,7 @@ class LoadedModel:
     is_stepped: bool = False  # some mixer computes chunks that continue a row token by token
     is_limited: bool = False  # some mixer limits the time steps of prompts, not of answers
     sight: Sight = NO_SIGHT  # of images
+    draft: LoadedModel | None = None  # its draft model
 
     @property
     def state_bytes(self) -> int:

@@ -354,6 +354,7 @@ def blocks_in(model: LoadedModel, config: CoreConfig, num_bytes: int) -> int:
 
 
 def block_bytes(model: LoadedModel, block_size: int) -> int:
-    """Bytes of cache that one block takes over all layers."""
+    """Bytes of cache that one block takes over all layers, and over those of its draft model."""
     form = model.cache_format
-    return block_size * sum(layer.bytes_per_token(model.dtype, form) for layer in model.geometry)
+    own = block_size * sum(layer.bytes_per_token(model.dtype, form) for layer in model.geometry)
+    return own if model.draft is None else own + block_bytes(model.draft, block_size)

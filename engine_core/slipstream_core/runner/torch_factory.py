@@ -19,6 +19,7 @@ from slipstream_core.config import CoreConfig, LoraConfig
 from slipstream_core.kernels.card.triton_support import unready
 from slipstream_core.kernels.cpu.cpu_threads import num_cores
 from slipstream_core.kernels.cpu.kernels import kernels
+from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.host_memory import (
     HostMemory,
     default_cache,
@@ -27,6 +28,7 @@ from slipstream_core.model.host_memory import (
 )
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.capture_sizes import graph_sizes, token_buckets
+from slipstream_core.runner.draft_model import check_draft_model
 from slipstream_core.runner.graph_capture import CaptureConfig
 from slipstream_core.runner.kv_cache_size import (
     PROFILE_BLOCKS,
@@ -43,6 +45,7 @@ from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.runner.warm_up import decode_times, keep_freed_memory, warm_up
 from slipstream_core.sharding.collectives import least_over_ranks
 from slipstream_core.sharding.rank import Rank
+from slipstream_core.step.plan import NOT_DRAFTED
 from slipstream_ipc.telemetry.trace import open_tracer
 
 logger = logging.getLogger(__name__)
@@ -80,12 +83,17 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         why_no_images=_why_no_images(config),
     )
     model = replace(model, cache_format=CACHE_FORMATS[config.kv_cache_dtype])
+    given, kept = config.speculative_config, model.kept_bytes
+    if given is not None and given.model is not None:
+        model = replace(model, draft=load_draft_model(model, given.model, config, rank))
+        assert model.draft is not None
+        kept += model.draft.kept_bytes
 
     cache = 0
     if model.device.type == "cpu" and (config.num_blocks is None or model.states):
         cache = int(config.kv_cache_gib * 2**30)  # of all ranks together
         if config.num_blocks is None and not config.touches_cache:  # nobody has asked for this size
-            cache = default_cache(cache, num_local * model.kept_bytes, read_host_memory())
+            cache = default_cache(cache, num_local * kept, read_host_memory())
     snapshots = 0
     if model.states:
         snapshots = num_snapshots(model, config, cache)
@@ -137,7 +145,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         cache = num_blocks * block_bytes(model, config.block_size) + states
         refuse_cache(
             model.name,
-            num_local * model.kept_bytes,
+            num_local * kept,
             num_local * cache,
             memory,
             states=states,
@@ -155,7 +163,11 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         if model.device.type == "cpu" and rank is None:  # ranks do it together
             warm_up(runner, runner, config)
             if config.speculative_config is not None and runner.info.takes_drafts:
-                runner.info = replace(runner.info, decode_s=decode_times(runner, config))
+                runner.info = replace(
+                    runner.info,
+                    decode_s=decode_times(runner, config),
+                    draft_s=decode_times(runner, config, of_draft_model=True),
+                )
         return runner
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise no_room(model, config, num_blocks, states) from error
@@ -170,6 +182,25 @@ def _why_no_images(config: CoreConfig) -> str:
     if config.language_model_only:
         return "language_model_only is set"
     return "" if config.lora is None else "enable_lora is set, and adapters do not reach its images"
+
+
+def load_draft_model(
+    model: LoadedModel, name: str, config: CoreConfig, rank: Rank | None = None
+) -> LoadedModel:
+    """Load the draft model of a model. Raises ModelLoadError, also where it cannot draft for it."""
+    if rank is not None or model.device.type != "cpu":
+        where = "several ranks compute it" if rank is not None else "it is on a card"
+        why = f"speculative_config.model is {name!r}, but nothing is drafted of {model.name}"
+        raise ModelLoadError(model.name, f"{why}, as {where}: {NOT_DRAFTED}")
+    draft = load_model(
+        name,
+        dtype="float32",
+        device="cpu",
+        trust_remote_code=config.trust_remote_code,
+        generation_config="vllm",
+    )
+    check_draft_model(model, draft)
+    return draft
 
 
 def bytes_of_adapters(lora: LoraConfig) -> int:

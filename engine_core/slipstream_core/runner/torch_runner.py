@@ -58,6 +58,7 @@ from slipstream_core.model.loader import LoadedModel
 from slipstream_core.model.quantization import widen_codes
 from slipstream_core.runner.cuda_thread import CudaThread
 from slipstream_core.runner.decode_graphs import DecodeGraphs, GraphKind
+from slipstream_core.runner.draft_model import DraftModel
 from slipstream_core.runner.graph_capture import NO_CAPTURE, CaptureConfig, CudaRecorder
 from slipstream_core.runner.kv_cache_size import block_bytes
 from slipstream_core.runner.mixed_forwards import StaticForward
@@ -73,7 +74,14 @@ from slipstream_core.states.mixers import MixingContext
 from slipstream_core.states.state_pool import StatePool, StateStep
 from slipstream_core.step.device_thread import DeviceThread
 from slipstream_core.step.drafts import unfold
-from slipstream_core.step.plan import MediaPlan, ModelInfo, StepFailed, StepPlan, StepResult
+from slipstream_core.step.plan import (
+    NOT_DRAFTED,
+    MediaPlan,
+    ModelInfo,
+    StepFailed,
+    StepPlan,
+    StepResult,
+)
 from slipstream_core.step.staging import CardCopies, Copies, Staging, to_device
 from slipstream_ipc.arrays import Int32s, Int64s
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
@@ -243,6 +251,9 @@ class TorchRunner:
         share = None if rank is None else (rank.local_index, rank.num_local)
         threads = kernel_config.threads or torch.get_num_threads()
         self._threads = Threads(threads, self._kernels, share)
+        self._draft_model = None
+        if model.draft is not None:
+            self._draft_model = self._with_draft_model(model, model.draft)
         prepare = self._prepare_thread
         self._thread: DeviceThread[StepResult] | CudaThread[StepResult]
         if copies is None:
@@ -283,6 +294,26 @@ class TorchRunner:
         else:
             recorded = trace_for_card(model.module, ForwardOps(), model.vocab_size, self._device)
         return eager(model.module) if recorded is None else recorded
+
+    def _with_draft_model(self, model: LoadedModel, draft: LoadedModel) -> DraftModel:
+        """Raises ModelLoadError where the model's tokens cannot be drafted."""
+        if not self.info.takes_drafts:
+            raise ModelLoadError(
+                model.name,
+                f"speculative_config.model is {draft.name!r}, but nothing is drafted of "
+                f"{model.name}: {NOT_DRAFTED}",
+            )
+        assert self._kernels is not None
+        self.info = replace(self.info, draft_model_len=draft.max_model_len)
+        return DraftModel(
+            draft,
+            self._kernels,
+            self._tables,
+            self._threads,
+            num_blocks=self.num_blocks,
+            block_size=self.info.block_size,
+            vocab_size=model.vocab_size,
+        )
 
     def _load_adapters(self, model: LoadedModel, lora: LoraConfig, *, is_left_out: bool) -> None:
         """Read all adapters. Raises ModelLoadError for one that cannot be read, unless those are
@@ -355,7 +386,7 @@ class TorchRunner:
         if self.info.encoder is not None:
             self.info.encoder.close()
         self._graphs = self._attention = None  # both reference the cache
-        self._layers, self._states = [], None
+        self._layers, self._states, self._draft_model = [], None, None
         if self._tracer is not None:
             self._tracer.close()
 
@@ -471,6 +502,10 @@ class TorchRunner:
         Runs on the device's thread. Returns a StepResult; with `copies`, the work is enqueued and a
         PendingStep is returned.
         """
+        if plan.proposals is not None:
+            assert self._draft_model is not None
+            self._tables.append(plan)
+            return self._draft_model.foresee(plan)
         graphs = self._graphs if self._graphs is not None and self._graphs.takes(plan) else None
         if graphs is None or not graphs.takes_entries(plan):
             self._tables.append(plan)

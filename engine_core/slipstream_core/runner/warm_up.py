@@ -20,6 +20,7 @@ import logging
 import time
 from collections.abc import Callable
 
+import numpy as np
 from msgspec.structs import replace
 
 from slipstream_core.config import CoreConfig
@@ -27,6 +28,7 @@ from slipstream_core.runner.kv_cache_size import largest_plan
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.step.plan import (
     ModelInfo,
+    ProposalPlan,
     Runner,
     StepFailed,
     StepPlan,
@@ -77,14 +79,19 @@ def warm_up(runner: Runner, own: TorchRunner, config: CoreConfig) -> None:
 
 
 def decode_times(
-    runner: Runner, config: CoreConfig, clock: Callable[[], float] = time.perf_counter
+    runner: Runner,
+    config: CoreConfig,
+    clock: Callable[[], float] = time.perf_counter,
+    *,
+    of_draft_model: bool = False,
 ) -> tuple[tuple[int, float], ...]:
     """Seconds of decode steps, by ascending numbers of rows; as many as are timed soon enough.
 
-    Empty where a predecessor's streams wait, or a step fails.
+    Empty where a predecessor's streams wait, or a step fails. of_draft_model: of its steps, in
+    which it foresees a token of each row; empty where there is none.
     """
     info, found, begin = runner.info, list[tuple[int, float]](), clock()
-    if config.predecessor_ended_s:
+    if config.predecessor_ended_s or (of_draft_model and not info.draft_model_len):
         return ()
     slots = info.max_num_seqs or config.max_num_seqs
     most, rows = min(config.max_num_batched_tokens, info.max_model_len, _MOST_MEASURED), 1
@@ -92,6 +99,9 @@ def decode_times(
         limits = {"max_model_len": info.max_model_len, "vocab_size": info.vocab_size}
         plan = _greedy(largest_plan(rows, rows, **limits))
         plan = replace(plan, slots=plan.slots % slots)  # as drafts share their row's
+        if of_draft_model:
+            one = np.ones(rows, np.int64)
+            plan = replace(plan, proposals=ProposalPlan(one, one[:0]))
         taken = []
         for _ in range(_REPEATS):
             started = clock()

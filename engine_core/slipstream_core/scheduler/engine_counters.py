@@ -46,6 +46,7 @@ class EngineCounters:
         self._num_sampled_tokens = 0
         self._num_overrun_tokens = 0
         self._busy_s = 0.0
+        self._draft_s = 0.0  # of `_busy_s`, the draft model's
         self._idle_s = 0.0
         self._idle_since: float | None = None
         self._num_drafts = 0  # rows of steps
@@ -106,6 +107,11 @@ class EngineCounters:
         self._num_computed_tokens += num_computed
         self._num_sampled_tokens += num_taken
         self._num_overrun_tokens += num_sampled - num_taken
+
+    def proposal(self, took_s: float) -> None:
+        """Count an ended step of the draft model."""
+        self._busy_s += took_s
+        self._draft_s += took_s
 
     def drafts(self, lens: Int64s, accepted: Int64s) -> None:
         """Count the drafts of a step, and how many of each row's are right; both [S]."""
@@ -172,6 +178,7 @@ class EngineCounters:
                 num_state_snapshots_evicted=snapshots.num_evictions,
                 num_drafts=self._num_drafts,
                 num_draft_tokens=self._num_draft_tokens,
+                draft_s=self._draft_s,
                 num_accepted_tokens_per_pos=tuple(self._accepted.tolist()),
             ),
             self.recent.spans(now),

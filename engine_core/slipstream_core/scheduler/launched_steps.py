@@ -69,7 +69,9 @@ class LaunchedSteps(deque[Launched]):
 
     @property
     def has_drafts(self) -> bool:
-        """True if a step with drafts is in flight; the lengths behind it are not known."""
+        """True if a step with drafts is in flight, or one of the draft model: what the step behind
+        it computes is not known.
+        """
         return len(self) > 0 and self[-1].has_drafts
 
     @property

@@ -36,6 +36,7 @@ from slipstream_core.scheduler.state_marks import answer_marks, state_marks
 from slipstream_core.scheduler.state_twins import StateTwins
 from slipstream_core.step.plan import FrontSaves, SnapshotPlan
 from slipstream_ipc.arrays import Bools, Int32s, Int64s
+from slipstream_ipc.history.pages import spans
 from slipstream_ipc.history.token_log import TokenLog
 
 _NO_BLOCKS: Int32s = np.empty(0, np.int32)
@@ -52,6 +53,7 @@ class CacheConfig:
     has_states: bool = False  # the model carries recurrent states
     num_snapshots: int = 0  # copies of those that can be kept; without any nothing is cached
     caches_answers: bool = True  # False: the model computes them otherwise than prompts
+    has_draft_model: bool = False  # which keeps its own keys in the same blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class RequestBlocks:
         self._tokens = tokens
         self._block_size = cache.block_size
         self._caches_answers = cache.caches_answers
-        self._pool = BlockPool(cache.num_blocks)
+        self._pool = BlockPool(cache.num_blocks, has_draft_model=cache.has_draft_model)
         self._eviction_age = EvictionAge(self._pool)
         self._cache: PrefixCache | None = None
         num_snapshots = cache.num_snapshots if cache.has_states else 0
@@ -188,6 +190,8 @@ class RequestBlocks:
         blocks = np.concatenate([shared, new]) if len(shared) else new
         requests.slot[row] = self._slots.assign_slot(row, blocks)
         requests.computed[row] = requests.num_shared[row] = len(shared) * self._block_size
+        requests.draft_blocks[row] = num_drafted = self._pool.num_drafted(shared)
+        requests.draft_computed[row] = num_drafted * self._block_size
         self._num_registered[requests.slot[row]] = len(shared)
         if self._cache is not None and requests.use_prefix_cache[row]:
             self._cache.count(known, len(shared) * self._block_size)
@@ -266,9 +270,23 @@ class RequestBlocks:
             self.grow(slots[lacking > num])
         return lens
 
-    def cut(self, slots: Int64s) -> None:
-        """Free the blocks of these slots that have no computed token: drafts were wrong in them."""
-        computed = self._requests.computed[self._slots.row[slots]]
+    def drafted(self, rows: Int64s) -> None:
+        """All that the draft model has computed of these running rows, [n], are known tokens."""
+        requests = self._requests
+        before, num = requests.draft_blocks[rows], requests.draft_computed[rows] // self._block_size
+        filled = np.flatnonzero(num > before)
+        if not len(filled):
+            return
+        counts = (num - before)[filled]
+        slots = np.repeat(requests.slot[rows[filled]], counts)
+        self._pool.set_drafted(self._slots.blocks_at(slots, spans(before[filled], counts)))
+        requests.draft_blocks[rows[filled]] = num[filled]
+
+    def cut(self, slots: Int64s, more: Int64s | int = 0) -> None:
+        """Free the blocks of these slots, [n], that have no computed token, and none of the `more`
+        behind: drafts were wrong in them.
+        """
+        computed = self._requests.computed[self._slots.row[slots]] + more
         wanted = -(-computed // self._block_size)
         surplus = np.flatnonzero(self._slots.num_blocks[slots] > wanted)
         for slot, num in zip(slots[surplus].tolist(), wanted[surplus].tolist(), strict=True):

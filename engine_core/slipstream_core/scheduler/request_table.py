@@ -122,6 +122,9 @@ class RequestTable(RowTable, also=_SAMPLED_COLUMNS):
     known: Int64s = column(np.int64)  # tokens in the history or in flight
     computed: Int64s = column(np.int64)  # tokens in the cache once all launched steps ran
     num_shared: Int64s = column(np.int64)  # tokens found in the cache when it last began to run
+    # tokens in the draft model's cache, the last of them perhaps drafts, and blocks full of others
+    draft_computed: Int64s = column(np.int64)
+    draft_blocks: Int64s = column(np.int64)
     masked_until: Int64s = column(np.int64)  # `known` from which stop ids are allowed
     num_logprobs: Int32s
     has_constraints: Bools = column(np.bool_)  # token constraints; in `constraints`

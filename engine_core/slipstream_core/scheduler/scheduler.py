@@ -20,6 +20,7 @@ from the runner into the history.
 - Where a drafter foresees tokens, a step computes drafts of the rows that decode as well. What is
   sampled behind them decides how far rows came, so it is planned once all steps before are
   answered, and nothing is planned behind it. Blocks in which all drafts were wrong are freed.
+  Where a draft model foresees them, a step of its own comes first (`proposals`).
 - Room for log-probabilities is given as rows grow, in order (`logprob_budget`). A row without room
   gives up its slot until there is some. If all rows that hold room wait for more, the first goes on
   beyond the bound, to its end.
@@ -38,6 +39,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from slipstream_core.drafting.drafter import Drafter, Drafts
+from slipstream_core.drafting.model_drafter import ModelDrafter
 from slipstream_core.kvcache.snapshots import Snapshots
 from slipstream_core.media.places import MediaPlaces, media_plan
 from slipstream_core.scheduler.decode_batch import DecodeBatch, SteadyDecode
@@ -45,6 +47,7 @@ from slipstream_core.scheduler.launched_steps import Launched, LaunchedSteps, Sa
 from slipstream_core.scheduler.logprob_budget import LogprobBudget, outputs_bytes, step_len
 from slipstream_core.scheduler.prefill import Chunk, Prefill
 from slipstream_core.scheduler.prompt_logprobs import PromptLogprobRows
+from slipstream_core.scheduler.proposals import Proposals
 from slipstream_core.scheduler.reasoning_rows import ReasoningRows
 from slipstream_core.scheduler.request_blocks import CacheConfig, RequestBlocks
 from slipstream_core.scheduler.request_table import (
@@ -74,6 +77,7 @@ __all__ = ["CacheConfig", "NewRequest", "Sampled", "Scheduler"]
 _UINT32 = np.dtype(np.uint32)  # a dtype saves numpy looking one up for the type
 _UNBOUNDED = np.iinfo(np.int64).max
 _NO_ROWS: Int64s = np.empty(0, np.int64)
+_NOTHING = Sampled(NO_ROWS, np.empty(0, _UINT32), _NO_ROWS, _NO_ROWS)
 _UNDEFINED = (
     "the model's logits behind {} tokens of the answer are not numbers (NaN or infinite): its "
     "weights, or a data type too narrow for them, are at fault, not the request"
@@ -94,6 +98,7 @@ class Scheduler:
         max_unacked: int = 64,
         logprob_budget: LogprobBudget | None = None,
         drafter: Drafter | None = None,
+        by_model: ModelDrafter | None = None,
     ) -> None:
         """`tokens` holds prompt and outputs of every row; its owner opens and drops the rows.
 
@@ -101,6 +106,7 @@ class Scheduler:
         `max_unacked` is how many outputs a request with `worker_ends` may be ahead of its worker.
         `logprob_budget` holds the reservations of rows that want log-probabilities, and its owner
         opens and closes them there; None: no bound. `drafter`: for a runner that takes drafts.
+        `by_model`: the part of it that a draft model drafts for, if the runner has one.
 
         Raises ValueError where there are too few blocks.
         """
@@ -143,6 +149,12 @@ class Scheduler:
         self._completer = SpanCompleter(self._requests, tokens)
         self._has_states = cache.has_states
         self._drafter = drafter
+        self._proposals: Proposals | None = None
+        if by_model is not None:
+            self._proposals = Proposals(
+                by_model, self._requests, self._slots, self._blocks, tokens, block_size
+            )
+        self._preemptions_before = 0  # the step of the model that is being planned
         self._step = 0
 
     @property
@@ -321,23 +333,32 @@ class Scheduler:
         if len(decoding) > self._max_num_batched_tokens:
             first = requests.in_order(decoding.array)[: self._max_num_batched_tokens]
             decoding = RowSet(first)
-        preemptions_before = self._running_set.num_preemptions
+        if self._proposals is None or not self._proposals.are_answered:
+            self._preemptions_before = self._running_set.num_preemptions
         if len(prefilling) and self._running_set.extend_to_known(prefilling):
             decoding = RowSet(decoding.array[requests.slot[decoding.array] != NO_SLOT])
         decoding = self._running_set.extend_tables(decoding)
+        may_draft = self._drafter is not None and not (self._in_flight or self._suspects)
+        if self._proposals is not None and may_draft and len(decoding):
+            plan = self._plan_proposal(self._proposals, decoding, acked)
+            if plan is not None:
+                return plan
         budget = self._max_num_batched_tokens - len(decoding)
         chunks = self._prefill.continue_chunks(prefilling, budget)
-        if self._running_set.waiting and self._running_set.num_preemptions == preemptions_before:
+        num_preemptions = self._running_set.num_preemptions
+        if self._running_set.waiting and num_preemptions == self._preemptions_before:
             chunks += self._prefill.admit(acked, budget - sum(count for _, count in chunks))
         if not len(decoding) and not chunks:
             return None
         drafts = None
-        is_drafted = self._drafter is not None and not (self._in_flight or self._suspects)
+        is_drafted = may_draft
         if is_drafted and self._media and self._computes_images(decoding, chunks):
             is_drafted = False  # the places of images among tokens are those without drafts
         if self._drafter is not None and is_drafted and len(decoding):
             num_beside = sum(count for _, count in chunks)
             drafts = self._drafts(self._drafter, decoding, num_beside, acked)
+        if self._proposals is not None:
+            self._proposals.used(decoding.array, None if drafts is None else drafts.lens)
         return self._plan(decoding, chunks, drafts)
 
     def complete(
@@ -355,6 +376,10 @@ class Scheduler:
         """
         record = self._in_flight.popleft()
         assert record.step == plan.step, f"step {plan.step} answered before {record.step}"
+        if plan.is_proposal:
+            assert self._proposals is not None
+            self._proposals.answered(plan, record, token_ids.astype(np.int64, copy=False))
+            return _NOTHING
         faults = () if undefined is None else self._give_up(record, undefined)
         sampled = self._take_in(plan, record, token_ids, counts)
         if faults:
@@ -363,6 +388,8 @@ class Scheduler:
             rows = sampled.rows.array
             slots = self._requests.slot[rows]
             self._blocks.cut(slots[slots != NO_SLOT])
+        if self._proposals is not None:
+            self._proposals.took_in(sampled.rows)
         if self._drafter is not None:
             self._drafter.observe(sampled.rows, sampled.token_ids, sampled.counts, self._tokens)
         return sampled
@@ -515,6 +542,10 @@ class Scheduler:
         self._end_batch()
         record = self._in_flight.popleft()
         assert record.step == plan.step, f"step {plan.step} answered before {record.step}"
+        if plan.is_proposal:
+            assert self._proposals is not None
+            self._proposals.failed(record)
+            return _NO_ROWS
         invalid, snapshots, readers = self._in_flight.invalidated_by(record)
         # snapshots apart: the digests of these blocks may be those of others (decision 029)
         self._blocks.forget(invalid, snapshots)
@@ -712,13 +743,35 @@ class Scheduler:
         )
         return plan if media is None else replace(plan, media=media)
 
-    def _drafts(
-        self, drafter: Drafter, decoding: RowSet, num_beside: int, acked: Acked
-    ) -> Drafts | None:
-        """The drafts of the next step, which computes `num_beside` tokens of prompts besides, as
-        far as limits and blocks allow; None without any.
-        """
-        requests, rows = self._requests, decoding.array
+    def _plan_proposal(
+        self, proposals: Proposals, decoding: RowSet, acked: Acked
+    ) -> StepPlan | None:
+        """The step of the draft model for these rows; None where it has nothing to foresee."""
+        most = self._most_drafts(decoding.array, acked)
+        if self._media:  # it sees no images
+            most[[row in self._media for row in decoding.tolist()]] = 0
+        budget = self._max_num_batched_tokens
+        found = proposals.plan(self._step, decoding.array, most, budget)
+        if found is None:
+            return None
+        plan, rows, sampled = found
+        generations = self._requests.generation
+        self._in_flight.append(
+            Launched(
+                plan.step,
+                rows,
+                generations[rows.array],
+                sampled,
+                generations[sampled.array],
+                is_suspect=False,
+                has_drafts=True,
+            )
+        )
+        return plan
+
+    def _most_drafts(self, rows: Int64s, acked: Acked) -> Int64s:
+        """The most drafts that each of these decoding rows may have, [n]."""
+        requests = self._requests
         known = requests.known[rows]
         ahead = np.maximum(positions(acked)[rows], requests.prompt_len[rows])
         most = np.minimum(requests.limit[rows], requests.logprob_limit[rows]) - known - 1
@@ -732,7 +785,16 @@ class Scheduler:
             followed = np.flatnonzero(is_cut)
             free = requests.masked_from[rows[followed]] - known[followed] - 1
             most[followed] = np.minimum(most[followed], free)
-        drafts = drafter.propose(decoding, np.maximum(most, 0), num_beside)
+        return np.maximum(most, 0)
+
+    def _drafts(
+        self, drafter: Drafter, decoding: RowSet, num_beside: int, acked: Acked
+    ) -> Drafts | None:
+        """The drafts of the next step, which computes `num_beside` tokens of prompts besides, as
+        far as limits and blocks allow; None without any.
+        """
+        requests, rows = self._requests, decoding.array
+        drafts = drafter.propose(decoding, self._most_drafts(rows, acked), num_beside)
         if drafts is None:
             return None
         left_over = self._max_num_batched_tokens - len(rows) - num_beside

@@ -123,6 +123,14 @@ class MediaPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     rope: Int64s | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ProposalPlan:
+    """The tokens that a draft model foresees, one behind the other, of the S sampled rows."""
+
+    lens: Int64s  # [S] of each row, at least one
+    kv_slots: Int64s  # [sum(lens - 1)] places in the cache of all but each row's last, row by row
+
+
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """One step over T tokens of R requests, of which S are sampled."""
 
@@ -190,6 +198,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     media: MediaPlan | None = None  # if some row computes tokens in front of its last image's end
     # ranks sample from their slices of the logits (`slice_sampling`); the first one says so
     sliced: bool = False
+    # of a step of the draft model, which computes nothing else: the tokens that it foresees
+    proposals: ProposalPlan | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -205,6 +215,11 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     def awaits_masks(self) -> bool:
         """True if `Runner.sample` has to be called before the plan can be sampled."""
         return len(self.grammar_rows) > 0
+
+    @property
+    def is_proposal(self) -> bool:
+        """True for a step of the draft model, which gives no tokens to its rows."""
+        return self.proposals is not None
 
     @property
     def needs_whole_rows(self) -> bool:
@@ -339,6 +354,13 @@ class ImageEncoder(Protocol):
         """End the process that decodes images. For any thread."""
 
 
+NOT_DRAFTED = (
+    "drafts are verified where a row's numbers do not depend on the rows beside it: float32 models "
+    "on a CPU, in one process, whose layers have only attention and matrices that kernels here know"
+)
+"""The reason why nothing is drafted of a model that does not take drafts."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The properties of a loaded model that the rest of the core uses."""
@@ -358,6 +380,8 @@ class ModelInfo:
     engine: str = ""  # another project's, with its version
     takes_drafts: bool = False  # computes plans with drafts, and a row's bits alone or with others
     decode_s: tuple[tuple[int, float], ...] = ()  # seconds by rows of a step, where measured
+    draft_model_len: int = 0  # tokens that its draft model takes; 0: it has none
+    draft_s: tuple[tuple[int, float], ...] = ()  # as `decode_s`, of the draft model
     adapters: tuple[AdapterRef, ...] = ()  # that requests may name, by their places
     retired_adapters: tuple[AdapterRef, ...] = ()  # behind them, that older streams may have
     adapter_store: AdapterStore | None = None  # where there can be adapters
@@ -403,6 +427,12 @@ class Turn(Protocol):
     @property
     def awaits_masks(self) -> bool:
         """True if `TurnRunner.sample` has to be called before the step can sample."""
+
+    @property
+    def is_proposal(self) -> bool:
+        """True if it gives no tokens, but foresees some for the step behind it; that one has the
+        next number, and it the one of the step before.
+        """
 
     @property
     def prompt(self) -> PromptStarts | None:

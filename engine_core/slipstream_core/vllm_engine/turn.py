@@ -46,6 +46,11 @@ class VllmTurn:
         return len(self.request_ids)
 
     @property
+    def is_proposal(self) -> bool:
+        """False: vLLM drafts within its steps."""
+        return False
+
+    @property
     def awaits_masks(self) -> bool:
         """True if `VllmRunner.sample` has to be called before the turn can sample."""
         return bool(self.masked_ids)

@@ -161,7 +161,8 @@ class CoreCounters(Struct, frozen=True, omit_defaults=True):
     num_state_snapshots_loaded: prefills that began with one; num_state_snapshots_evicted: replaced
     by newer ones.
     num_drafts: rows of steps that had drafts, num_draft_tokens in all; num_accepted_tokens_per_pos:
-    right ones by their place among a row's, the first one first.
+    right ones by their place among a row's, the first one first. draft_s: of device_busy_s, the
+    draft model's.
     device_busy_s: time with a step in flight; device_idle_s: time without one while there were
     requests.
     step_s: time of a step, from its launch or the end of the previous one; queue_s: from a
@@ -187,6 +188,7 @@ class CoreCounters(Struct, frozen=True, omit_defaults=True):
     num_drafts: Count = 0
     num_draft_tokens: Count = 0
     num_accepted_tokens_per_pos: Annotated[tuple[Count, ...], Meta(max_length=16)] = ()
+    draft_s: Seconds = 0.0
 
 
 class WorkerGauges(Struct, frozen=True, omit_defaults=True):

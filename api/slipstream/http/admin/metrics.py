@@ -172,6 +172,7 @@ def _core_metrics() -> Iterator[_Family]:
         },
         ("position",),
     )
+    yield counter("draft_seconds", "Time with a step of the draft model in flight.", "draft_s")
     yield counter("generation_tokens", "Tokens sampled for outputs.", "num_sampled_tokens")
     yield counter(
         "computed_tokens",

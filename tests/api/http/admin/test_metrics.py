@@ -432,6 +432,7 @@ STATISTICS = Statistics(
                     num_drafts=4,
                     num_draft_tokens=11,
                     num_accepted_tokens_per_pos=(4, 2, 1),
+                    draft_s=0.75,
                 ),
             ),
         ),
@@ -504,6 +505,7 @@ def test_rendered_in_both_formats(accept: str) -> None:
     assert found["slipstream:spec_decode_num_accepted_tokens_total", (model, "core")] == 7
     at_place = "slipstream:spec_decode_num_accepted_tokens_per_pos_total"
     assert [found[at_place, (model, str(at), "core")] for at in range(3)] == [4, 2, 1]
+    assert found["slipstream:draft_seconds_total", (model, "core")] == 0.75
     assert found["slipstream:engine_steps_total", (model, "core")] == 9
     assert found["slipstream:process_restarts_total", (model, "core")] == 2
     assert found["slipstream:process_up", (model, "http")] == 0
