@@ -205,7 +205,7 @@ _QUANTISED = (
     "AutoRound, bitsandbytes, ModelOpt, Quark, MLX, BitNet, NVFP4 and MXFP4 are served, "
     "others refused"
 )
-_SPECULATIVE = "--speculative-config says how tokens are drafted: ngram and suffix are supported"
+_SPECULATIVE = "--speculative-config says how tokens are drafted: ngram, suffix or draft_model"
 _POOLING = "the model's own files say how it is pooled"
 _CODE = "no code of users runs in the server"
 _ROPE = "--hf-overrides says how positions are scaled"

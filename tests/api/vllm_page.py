@@ -38,7 +38,7 @@ _NOTES = {
     "otlp_traces_endpoint": "OTLP over HTTP",
     "reasoning_parser": "known by the chat template",
     "revision": "of a hub id",
-    "speculative_config": "JSON; [ngram and suffix](speculation.md)",
+    "speculative_config": "JSON; [ngram, suffix, draft_model](speculation.md)",
     "served_model_name": "one with `*` at its end stands for all names that begin so",
     "tensor_parallel_size": "[by transformers' plans](serving.md#several-devices); not tried on "
     "cards",

@@ -619,9 +619,10 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about(
             COMPUTATION,
             "have steps compute tokens that may follow, and keep those that do, as JSON: method "
-            "(ngram: from a request's own text; suffix: also from answers before), "
-            "num_speculative_tokens (8, suffix 16), prompt_lookup_min (2), prompt_lookup_max (4) "
-            "and suffix_cache_mib (64); texts stay what they are",
+            "(ngram: from a request's own text; suffix: also from answers before; draft_model: "
+            "from a smaller model), model, num_speculative_tokens (8, suffix 16), "
+            "prompt_lookup_min (2), prompt_lookup_max (4) and suffix_cache_mib (64); texts stay "
+            "what they are",
             "JSON",
         ),
     ] = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from slipstream.errors import BadRequestError
-from slipstream.stack.plan.process_plan import core_config
+from slipstream.stack.plan.process_plan import core_config, plan_stack
 from slipstream.stack.plan.speculation import speculative_options
 from slipstream.stack.settings import settings_from
 from slipstream_core.config import CoreConfig
@@ -61,9 +62,9 @@ def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
         ({"method": "medusa"}, "speculative_config.method: got 'medusa', allowed: ngram"),
         (
             {"prompt_lookup_mx": 4},
-            "got 'prompt_lookup_mx', allowed: method, num_speculative_tokens, prompt_lookup_min, ",
+            "'prompt_lookup_mx', allowed: method, model, num_speculative_tokens, prompt_lookup_min",
         ),
-        ({"prompt_lookup_mx": 4}, "suffix_cache_mib; did you mean prompt_lookup_max?"),
+        ({"prompt_lookup_mx": 4}, "draft_tensor_parallel_size; did you mean prompt_lookup_max?"),
         (
             {"rejection_sample_method": "block"},
             "_method: got 'block', allowed: nothing: drafts are verified by the stream's own noise",
@@ -97,6 +98,74 @@ def test_what_is_refused(given: str | dict[str, Any], said: str) -> None:
     with pytest.raises(BadRequestError) as error:
         speculative_options(settings_from({"speculative_config": given}))
     assert said in str(error.value)
+
+
+def folder_of(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text("{}")
+    return str(tmp_path)
+
+
+def test_a_model_alone_is_a_draft_model_as_in_vllm(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    for more, num in (({}, 8), ({"num_speculative_tokens": 5, "draft_tensor_parallel_size": 1}, 5)):
+        for given in (more, more | {"method": "draft_model"}):
+            options = {"speculative_config": given | {"model": folder}}
+            told = core_config(settings_from(options), "m") | {"address": ""}
+            found = msgspec.convert(msgspec.to_builtins(told), CoreConfig).speculative_config
+            assert found is not None
+            got = found.method, found.model, found.num_speculative_tokens
+            assert got == ("draft_model", folder, num)
+
+
+def test_a_draft_model_from_the_hub_is_asked_for_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    config = {"model": "someone/who-is-not-here"}
+    settings = settings_from({"speculative_config": config, "download_dir": str(tmp_path)})
+    with pytest.raises(BadRequestError, match=r"speculative_config.model: got 'someone/who-is"):
+        plan_stack(settings, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("more", "settings", "said"),
+    [
+        ({"model": None}, {}, "method: got None, allowed: ngram, suffix, draft_model"),
+        ({"model": None, "method": "draft_model"}, {}, "model: got None, allowed: a folder or a"),
+        ({"model": 3}, {}, "model: got 3, allowed: a folder or a hub id of a smaller model with"),
+        ({"model": "simulated:"}, {}, "model: got 'simulated:', allowed: a folder or a hub id"),
+        ({"model": "/not/there"}, {}, "config.model: got '/not/there', allowed: a folder with a c"),
+        ({"model": "a/b:Q4_K_M"}, {}, "model: got 'a/b:Q4_K_M', allowed: a folder or a hub id of"),
+        ({"method": "ngram"}, {}, 'allowed: nothing without "method": "draft_model"'),
+        ({"prompt_lookup_min": 2}, {}, 'min: got 2, allowed: nothing with "method": "draft_model"'),
+        ({"suffix_cache_mib": 2}, {}, 'mib: got 2, allowed: nothing with "method": "draft_model"'),
+        ({"num_speculative_tokens": 17}, {}, "_tokens: got 17, allowed: 1 to 16"),
+        ({"draft_tensor_parallel_size": 2}, {}, "_parallel_size: got 2, allowed: 1"),
+        ({}, {"tensor_parallel_size": 2}, "allowed: nothing with device=auto, tensor_parallel_s"),
+        ({}, {"device": "cuda"}, "parallel_size=1: drafts need a CPU, in one process"),
+        ({}, {"model": "simulated:step_ms=1"}, "simulated model: its synthetic_acceptance_length"),
+    ],
+)
+def test_draft_models_that_are_refused(
+    more: dict[str, Any], settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    given = {"model": folder_of(tmp_path)} | more
+    with pytest.raises(BadRequestError) as error:
+        speculative_options(settings_from({"speculative_config": given} | settings))
+    assert said in str(error.value)
+
+
+def test_vllms_engine_has_options_of_its_own(tmp_path: Path) -> None:
+    options = {"speculative_config": {"model": folder_of(tmp_path)}, "engine": "vllm"}
+    with pytest.raises(BadRequestError, match="give vLLM's own by engine_args"):
+        core_config(settings_from(options), "m")
+
+
+def test_the_core_refuses_a_model_for_what_is_drafted_without() -> None:
+    for given in ({"method": "ngram", "model": "m"}, {"method": "draft_model"}):
+        config = given | {"num_speculative_tokens": 1}
+        with pytest.raises(msgspec.ValidationError, match="draft_model needs a model, and no"):
+            msgspec.convert({"model": "m", "address": "", "speculative_config": config}, CoreConfig)
 
 
 def test_the_core_refuses_what_it_is_not_sent() -> None:

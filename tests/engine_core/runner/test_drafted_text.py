@@ -4,8 +4,12 @@ whose rows can be verified; the others are not drafted.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+from functools import cache, partial
 from pathlib import Path
+from shutil import copytree
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -13,13 +17,21 @@ import pytest
 import torch
 from msgspec.structs import replace
 from tests.helpers.told_drafts import ToldDrafts
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from slipstream_core.config import CoreConfig, SpeculativeConfig
-from slipstream_core.engine.build import drafter_of
+from slipstream_core.engine.build import drafter_of, model_drafter_of
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
-from slipstream_core.model.loader import load_model
+from slipstream_core.load_error import ModelLoadError
+from slipstream_core.model.loader import LoadedModel, load_model
+from slipstream_core.runner.draft_model import check_draft_model
+from slipstream_core.runner.kv_cache_size import block_bytes
+from slipstream_core.runner.torch_factory import load_draft_model
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
-from slipstream_core.step.plan import ModelInfo
+from slipstream_core.sharding.rank import Rank
+from slipstream_core.step.plan import ModelInfo, StepPlan, StepResult
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import SamplingParams
 from slipstream_lab.common.bare_loop import Driven, LoopRequest, drive
@@ -77,17 +89,58 @@ CONSTRAINED: list[dict[str, Any]] = [
 
 
 def load(
-    architecture: Any, folder: Path, *, max_num_seqs: int = len(KINDS), **options: Any
+    architecture: Any,
+    folder: Path,
+    *,
+    max_num_seqs: int = len(KINDS),
+    draft: LoadedModel | None = None,
+    **options: Any,
 ) -> TorchRunner:
     torch.set_num_threads(1)
     tiny_models.save(architecture, folder)
     return TorchRunner(
-        load_model(str(folder), device="cpu", dtype="float32"),
+        dataclasses.replace(load_model(str(folder), device="cpu", dtype="float32"), draft=draft),
         num_blocks=200,
         block_size=tiny_models.BLOCK_SIZE,
         max_num_seqs=max_num_seqs,
         kernel_config=KernelConfig(threads=1, **options),
     )
+
+
+@cache
+def small_model() -> Path:
+    """A folder with a draft model of another architecture and an eighth of the parameters or so,
+    and of a vocabulary with another padding.
+    """
+    folder = Path(mkdtemp())
+    config = LlamaConfig(
+        vocab_size=tiny_models.VOCAB_SIZE - 3,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=50,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def small_draft() -> LoadedModel:
+    return load_model(str(small_model()), device="cpu", dtype="float32")
+
+
+def drive_by_model(
+    runner: TorchRunner, requests: list[LoopRequest], most: int, **options: Any
+) -> Driven:
+    """With as many drafts of the draft model as there may be."""
+    drafts = SpeculativeConfig(method="draft_model", model="m", num_speculative_tokens=most)
+    config = CoreConfig(model="", address="", speculative_config=drafts)
+    info = dataclasses.replace(
+        runner.info, decode_s=((1, 1.0), (64, 1.1)), draft_s=((1, 0.001), (64, 0.001))
+    )
+    by_model = model_drafter_of(config, info)
+    drafter = partial(drafter_of, config, info, by_model=by_model)
+    return drive(runner, requests, drafter=drafter, by_model=by_model, **options)
 
 
 def said(
@@ -118,7 +171,8 @@ def texts_of(plain: Driven) -> list[list[int]]:
 @pytest.mark.quick
 @pytest.mark.parametrize("architecture", named(DRAFTED))
 def test_equals_what_is_said_without_drafts(architecture: Any, tmp_path: Path) -> None:
-    runner = load(architecture, tmp_path)
+    runner = load(architecture, tmp_path, draft=small_draft())
+    num_accepted_of_model = 0
     try:
         assert runner.info.takes_drafts
         requests = asked(KINDS)
@@ -136,6 +190,11 @@ def test_equals_what_is_said_without_drafts(architecture: Any, tmp_path: Path) -
             # what was computed behind the drafts is a cache like any other
             again = drive(runner, requests, budget=512)
             assert said(again, KINDS) == said(plain, KINDS)
+            by_model = drive_by_model(runner, requests, most, budget=512)
+            assert said(by_model, KINDS) == said(plain, KINDS), most
+            assert sum(step.num_drafts for step in by_model.steps)
+            num_accepted_of_model += sum(step.num_accepted for step in by_model.steps)
+        assert num_accepted_of_model  # equal noise draws equal tokens, even of a model of noise
     finally:
         runner.close()
 
@@ -144,7 +203,7 @@ def test_equals_what_is_said_without_drafts(architecture: Any, tmp_path: Path) -
 def test_constraints_and_many_logprobs_are_those_behind_each_draft(
     architecture: Any, tmp_path: Path
 ) -> None:
-    runner = load(architecture, tmp_path)
+    runner = load(architecture, tmp_path, draft=small_draft())
     try:
         free = drive(runner, asked(CONSTRAINED), budget=512)
         # forbid what would be said: pairs and triples in the middle of it
@@ -162,6 +221,9 @@ def test_constraints_and_many_logprobs_are_those_behind_each_draft(
             assert said(drafted, CONSTRAINED) == said(plain, CONSTRAINED), most
             num_drafts = sum(step.num_drafts for step in drafted.steps)
             assert 0 < sum(step.num_accepted for step in drafted.steps) < num_drafts
+            by_model = drive_by_model(runner, requests, most, budget=512)
+            assert said(by_model, CONSTRAINED) == said(plain, CONSTRAINED), most
+            assert sum(step.num_drafts for step in by_model.steps)
     finally:
         runner.close()
 
@@ -183,6 +245,106 @@ def test_drafts_beside_prompts_change_nothing(architecture: Any, tmp_path: Path)
         assert num_beside
     finally:
         runner.close()
+
+
+@pytest.mark.parametrize("architecture", named({"Llama", "Qwen2, sliding window"}))
+@pytest.mark.parametrize("max_num_seqs", [5, 2])
+def test_a_draft_model_that_is_the_model_is_always_right(
+    architecture: Any, max_num_seqs: int, tmp_path: Path
+) -> None:
+    """So its cache is that of the model, whatever becomes of blocks: they are shared, given up, and
+    filled in chunks; and it draws with the model's noise.
+    """
+    tiny_models.save(architecture, tmp_path)
+    itself = load_model(str(tmp_path), device="cpu", dtype="float32")
+    runner = load(architecture, tmp_path, draft=itself, max_num_seqs=max_num_seqs)
+    kinds, requests = KINDS * 2, asked(KINDS) * 2
+    num_shared = num_preempted = 0
+    try:
+        for limits in ({"budget": 512}, {"budget": 512, "num_blocks": 40}, {"budget": 16}):
+            plain = drive(runner, requests, is_cached=True, **limits)
+            for most in (1, 16):
+                driven = drive_by_model(runner, requests, most, is_cached=True, **limits)
+                assert said(driven, kinds) == said(plain, kinds), (limits, most)
+                num_drafts = sum(step.num_drafts for step in driven.steps)
+                assert num_drafts == sum(step.num_accepted for step in driven.steps) > 100
+                num_shared += driven.num_cached
+                num_preempted += driven.num_preemptions
+        assert num_shared
+        assert num_preempted or max_num_seqs == 2
+    finally:
+        runner.close()
+
+
+def test_blocks_that_a_draft_model_has_filled_are_not_filled_again(tmp_path: Path) -> None:
+    [llama] = named({"Llama"})
+    runner = load(*llama.values, tmp_path, draft=small_draft())
+    computed: list[int] = []
+    model: Any = runner._draft_model
+    usual = model.foresee
+
+    def counted(plan: StepPlan) -> StepResult:
+        computed.append(plan.num_tokens)
+        result: StepResult = usual(plan)
+        return result
+
+    model.foresee = counted
+    try:
+        first = LoopRequest(np.arange(3, 43, dtype=np.uint32), 8)
+        for requests, most in (([first], 48), ([first, dataclasses.replace(first, seed=1)], 70)):
+            computed.clear()
+            one_by_one = dataclasses.replace(runner.info, max_num_seqs=1)
+            runner.info, before = one_by_one, runner.info
+            drive_by_model(runner, requests, 4, budget=512, is_cached=True)
+            runner.info = before
+            assert 40 < sum(computed) < most
+    finally:
+        runner.close()
+
+
+def test_draft_models_that_cannot_be(tmp_path: Path) -> None:
+    architectures = {each.name: each for each in ALL}
+    folders = {name: tmp_path / name for name in ("Llama", "Qwen3.5", "OPT")}
+    for name, folder in folders.items():
+        tiny_models.save(architectures[name], folder)
+    llama, hybrid, opt = (
+        load_model(str(folder), device="cpu", dtype="float32") for folder in folders.values()
+    )
+    assert not opt.states
+    folders["small"] = tmp_path / "small"
+    copytree(small_model(), folders["small"])
+    small = load_model(str(folders["small"]), device="cpu", dtype="float32")
+    with pytest.raises(ModelLoadError, match="carries recurrent states, which cannot be taken"):
+        check_draft_model(llama, hybrid)
+    with pytest.raises(ModelLoadError, match=r"it has [\d,]+ parameters, and .* allowed are no mo"):
+        check_draft_model(small, llama)
+    with pytest.raises(ModelLoadError, match="without tokenizers 196 ids are not 199"):
+        check_draft_model(llama, small)
+    for folder, words in ((folders["small"], ("a", "b")), (folders["Llama"], ("b", "a"))):
+        given = Tokenizer(WordLevel({word: at for at, word in enumerate(words)}, unk_token="a"))
+        given.save(str(folder / "tokenizer.json"))
+    with pytest.raises(ModelLoadError, match="'a' is 0 in the one and 1 in the other; allowed is"):
+        check_draft_model(llama, small)
+    (folders["Llama"] / "tokenizer.json").write_bytes(
+        (folders["small"] / "tokenizer.json").read_bytes() + b"\n"
+    )
+    check_draft_model(llama, small)  # as files they differ
+    with pytest.raises(ModelLoadError, match=r"nothing is drafted of .*OPT: drafts are verified"):
+        load(architectures["OPT"], folders["OPT"], draft=small)
+    on_card = dataclasses.replace(llama, device=torch.device("cuda"))
+    config = CoreConfig(model="", address="")
+    with pytest.raises(ModelLoadError, match=r"nothing is drafted of .*, as it is on a card"):
+        load_draft_model(on_card, str(small_model()), config)
+    with pytest.raises(ModelLoadError, match=r"nothing is drafted of .*, as several ranks"):
+        load_draft_model(llama, str(small_model()), config, Rank(0, 2))
+
+
+def test_a_block_has_room_for_both_models(tmp_path: Path) -> None:
+    [llama] = named({"Llama"})
+    tiny_models.save(*llama.values, tmp_path)
+    model, draft = load_model(str(tmp_path), device="cpu", dtype="float32"), small_draft()
+    both = block_bytes(dataclasses.replace(model, draft=draft), 16)
+    assert both == block_bytes(model, 16) + block_bytes(draft, 16) == block_bytes(model, 16) + 2048
 
 
 GRAMMARS = GrammarBitmasks(TokenLog(), 10)

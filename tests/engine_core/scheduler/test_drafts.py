@@ -3,7 +3,8 @@
 The scheduler, the unfolding of plans and the acceptance are the real ones. The model's next token
 is a hash of what the cache holds in the places that its tables name, so a wrong table, a place that
 was overwritten, or a length that is off by one is another text. Drafts are right for a random
-number of tokens.
+number of tokens. A draft model reads a cache of its own in the same places: what is there of known
+tokens has to be right, or its drafts would seldom be.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from random import Random
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,11 @@ from tests.helpers.new_requests import new_request
 from tests.helpers.scheduler_harness import scheduler_of
 
 from slipstream_core.drafting.drafter import Drafts
+from slipstream_core.drafting.model_drafter import ModelDrafter
+from slipstream_core.drafting.step_costs import StepCosts
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.drafts import accepted, only_accepted, unfold
-from slipstream_core.step.plan import StepPlan, StepResult
+from slipstream_core.step.plan import ProposalPlan, StepPlan, StepResult
 from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
@@ -109,17 +111,25 @@ class Prophet:
 class Device:
     """Computes plans as they are launched, and gives the results later."""
 
-    def __init__(self, asked: dict[int, Asked], block_size: int) -> None:
+    def __init__(
+        self, asked: dict[int, Asked], block_size: int, log: TokenLog, rng: Random
+    ) -> None:
+        self.log, self.rng = log, rng
         self.by_seed = {each.seed: each for each in asked.values()}
         self.block_size = block_size
         self.cache: dict[int, int] = {}  # token by place
         self.tables: dict[tuple[int, int], int] = {}
         self.last: dict[int, int] = {}
+        self.of_draft_model: dict[int, int] = {}  # its token by place
+        self.num_foreseen = 0
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
 
     def launch(self, plan: StepPlan) -> None:
         entries = zip(plan.table_slots.tolist(), plan.table_numbers.tolist(), strict=True)
         self.tables.update(zip(entries, plan.table_blocks.tolist(), strict=True))
+        if plan.proposals is not None:
+            self.in_flight.append((plan, self.foresee(plan, plan.proposals)))
+            return
         step = None if plan.draft_lens is None else unfold(plan)
         rowwise = plan if step is None else step.plan
         ids = rowwise.token_ids.tolist()
@@ -142,22 +152,63 @@ class Device:
         self.last.update(zip(plan.slots[plan.samples].tolist(), lasts.tolist(), strict=True))
         self.in_flight.append((plan, result))
 
+    def foresee(self, plan: StepPlan, proposals: ProposalPlan) -> StepResult:
+        """Each row's tokens as its request will say them, but for some that are wrong."""
+        places = plan.kv_slots.tolist()
+        self.of_draft_model.update(zip(places, plan.token_ids.tolist(), strict=True))
+        left, found = proposals.kv_slots.tolist(), []
+        rows = np.flatnonzero(plan.samples).tolist()
+        for row, seed, num in zip(rows, plan.seeds.tolist(), proposals.lens.tolist(), strict=True):
+            asked, num_known = self.by_seed[seed], int(plan.kv_lens[row])
+            slot = int(plan.slots[row])
+            for at in range(num):
+                ids = self.read(self.of_draft_model, slot, num_known + at)
+                found.append(
+                    asked.next(ids) if self.rng.random() < 0.8 else self.rng.randrange(VOCAB)
+                )
+                if at < num - 1:
+                    place = left.pop(0)
+                    assert place == self.place(slot, num_known + at)
+                    self.of_draft_model[place] = found[-1]
+            assert ids[:num_known] == self.known(asked)
+            self.num_foreseen += num
+        assert not left
+        return StepResult(plan.step, np.array(found, np.int64), None)
+
+    def known(self, asked: Asked) -> list[int]:
+        known: list[int] = self.log.read(asked.row, 0, self.log.length(asked.row)).tolist()
+        return known
+
+    def place(self, slot: int, position: int) -> int:
+        size = self.block_size
+        return self.tables[slot, position // size] * size + position % size
+
+    def read(self, cache: dict[int, int], slot: int, num: int) -> list[int]:
+        return [cache[self.place(slot, position)] for position in range(num)]
+
     def sample(self, plan: StepPlan, at: int, row: int) -> int:
-        slot, size = int(plan.slots[row]), self.block_size
-        ids = [
-            self.cache[self.tables[slot, position // size] * size + position % size]
-            for position in range(int(plan.kv_lens[row]))
-        ]
+        ids = self.read(self.cache, int(plan.slots[row]), int(plan.kv_lens[row]))
         masked = set(zip(plan.masked_rows.tolist(), plan.masked_ids.tolist(), strict=True))
         assert int(plan.kv_lens[row]) == len(ids)
         return next_token(int(plan.seeds[at]), ids, is_masked=(at, STOP) in masked)
 
 
-def serve(rng: Random, **limits: Any) -> tuple[int, int]:
-    """Serve some requests to their ends; the steps, and those of them with drafts."""
+DEAR, CHEAP = StepCosts(((1, 1.0), (64, 1.1))), StepCosts(((1, 0.01), (64, 0.01)))
+
+
+def serve(rng: Random, *, by_model: bool = False) -> tuple[int, int]:
+    """Serve some requests to their ends; the steps, and those of them with drafts. by_model: from
+    a draft model, whose steps fail now and then.
+    """
     log, size = TokenLog(rows=2), rng.choice([1, 2, 4, 16])
     asked = {row: Asked(rng, row) for row in range(rng.randint(1, 6))}
     drafter = Prophet(rng, asked, log)
+    model = ModelDrafter(
+        num_speculative_tokens=rng.choice([1, 4, 16]),
+        max_len=rng.choice([MAX_LEN, 30]),
+        costs=DEAR,
+        draft_costs=CHEAP,
+    )
     most_blocks = -(-MAX_LEN // size)
     scheduler = scheduler_of(
         log,
@@ -168,9 +219,11 @@ def serve(rng: Random, **limits: Any) -> tuple[int, int]:
         max_model_len=MAX_LEN,
         enable_prefix_caching=rng.random() < 0.6,
         max_unacked=rng.choice([64, 9]),
-        drafter=drafter,
+        drafter=model if by_model else drafter,
+        by_model=model if by_model else None,
+        has_draft_model=by_model,
     )
-    device = Device(asked, size)
+    device = Device(asked, size, log, rng)
     pending, live, cut = list(asked), set[int](), set[int]()
     num_steps = num_computed = idle = 0
     while pending or live or device.in_flight:
@@ -179,14 +232,17 @@ def serve(rng: Random, **limits: Any) -> tuple[int, int]:
         acked = np.array([log.length(row) if row in live else 0 for row in range(64)])
         plan = scheduler.schedule(acked) if len(device.in_flight) < 2 else None
         if plan is not None:
-            num_steps += 1
-            num_computed += plan.num_tokens
+            num_steps += not plan.is_proposal
+            num_computed += 0 if plan.is_proposal else plan.num_tokens
             assert plan.num_tokens <= scheduler._max_num_batched_tokens
             device.launch(plan)
         idle = idle + 1 if plan is None and not device.in_flight and not pending else 0
         assert idle < 50, "nothing runs"
         if device.in_flight and (plan is None or rng.random() < 0.5):
             done, result = device.in_flight.popleft()
+            if done.is_proposal and rng.random() < 0.02:
+                assert not len(scheduler.fail(done))
+                continue
             if result.draft_lens is not None:  # but for wrong drafts
                 num_computed -= int((1 + result.draft_lens - result.counts).sum())
             sampled = scheduler.complete(done, result.token_ids, result.counts)
@@ -205,6 +261,8 @@ def serve(rng: Random, **limits: Any) -> tuple[int, int]:
         assert row in cut or len(got) == each.most
     assert scheduler.num_free_blocks == scheduler.num_blocks - 1
     assert not drafter.rows
+    if by_model:
+        return num_steps, device.num_foreseen
     if not cut and not scheduler.num_preemptions:  # no right draft is computed again
         lasts = sum(log.length(row) - 1 for row in asked)
         assert num_computed == lasts - scheduler.prefix_cache_hits
@@ -233,6 +291,17 @@ def test_the_tokens_are_those_without_drafts(rng: Random) -> None:
     serve(rng)
 
 
+@given(rng=st.randoms(use_true_random=False))
+@settings(max_examples=150)
+def test_nor_do_drafts_of_a_model_change_them(rng: Random) -> None:
+    serve(rng, by_model=True)
+
+
+def test_a_draft_model_foresees_most_of_what_is_said() -> None:
+    num_steps, num_foreseen = np.sum([serve(Random(seed), by_model=True) for seed in range(20)], 0)
+    assert num_foreseen > num_steps
+
+
 def test_many_of_these_steps_have_drafts() -> None:
     totals = np.sum([serve(Random(seed)) for seed in range(20)], axis=0)
     assert totals[1] > 0.1 * totals[0]
@@ -243,3 +312,4 @@ if __name__ == "__main__":
 
     for seed in range(int(sys.argv[1]), int(sys.argv[1]) + int(sys.argv[2])):
         serve(Random(seed))
+        serve(Random(seed), by_model=True)

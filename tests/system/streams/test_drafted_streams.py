@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from slipstream_core._native import StepSender
 from slipstream_core.config import SpeculativeConfig
 from slipstream_core.drafting.step_costs import StepCosts
 from slipstream_core.grammar.grammar_drafter import GrammarDrafter
+from slipstream_core.runner.draft_model import DraftModel
+from slipstream_core.step.plan import StepPlan, StepResult
 from slipstream_core.workers import sender
 from slipstream_ipc.messages import (
     AnswerOptions,
@@ -60,6 +63,7 @@ KINDS: list[dict[str, Any]] = [
 DRAFTS = SpeculativeConfig(
     method="ngram", num_speculative_tokens=8, prompt_lookup_min=1, prompt_lookup_max=4
 )
+FLAT = ((1, 1.0), (64, 1.01))
 SETTINGS: dict[str, Any] = {
     "device": "cpu",
     "dtype": "float32",
@@ -163,6 +167,54 @@ def test_drafts_and_deaths_among_them_change_nothing(
                 np.testing.assert_allclose(*values, atol=1e-4)
             else:
                 assert got.logprobs == wanted.logprobs
+
+
+BY_MODEL = SpeculativeConfig(method="draft_model", model=str(MODEL_PATH), num_speculative_tokens=4)
+
+
+def test_a_draft_model_and_deaths_beside_it_change_nothing(
+    make_stack: Callable[..., MiniStack],
+    prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The model itself, with noise: drafts that are often right. Now and then it fails."""
+    torch.set_num_threads(1)
+    stack = make_stack(model=str(MODEL_PATH), **SETTINGS | {"speculative_config": None})
+    fingerprint = stack.core.handler._card.fingerprint if stack.core is not None else b""
+    plain = ask(stack, prompts)
+    stack.until(partial(are_over, plain))
+    usual, num = DraftModel.foresee, count(1)
+
+    def noisy(self: DraftModel, plan: StepPlan) -> StepResult:
+        found, at = usual(self, plan), next(num)
+        if at == 20:
+            raise ValueError("a draft model's own fault")
+        if at % 3 == 0:
+            found.token_ids[-1] = 3
+        return found
+
+    monkeypatch.setattr(DraftModel, "foresee", noisy)
+    # so that it pays whatever this machine does at this moment
+    monkeypatch.setattr("slipstream_core.engine.build.StepCosts", lambda _: StepCosts(FLAT))
+    stack = make_stack(model=str(MODEL_PATH), **SETTINGS | {"speculative_config": BY_MODEL})
+    assert stack.core is not None
+    assert stack.core.handler._card.fingerprint == fingerprint
+    streams = ask(stack, prompts)
+    for length, kind in ((4, "core"), (8, "worker"), (12, "core")):
+        stack.until(lambda length=length: has_drafted(stack) and have_read(streams, length))
+        if kind == "core":
+            stack.kill_core()
+            stack.start_core()
+        else:
+            stack.kill_worker()
+            stack.start_worker()
+    stack.until(partial(are_over, streams))
+    assert said(streams) == said(plain)
+    assert has_drafted(stack)
+    assert stack.core.numbers().counters.draft_s > 0
+    assert next(num) > 20
+    assert "the draft model failed, and drafts no more for" in caplog.text
 
 
 def test_steps_with_drafts_are_sent_in_c_as_others_are(

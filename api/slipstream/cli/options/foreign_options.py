@@ -40,7 +40,7 @@ _QUANTISED = (
     "a checkpoint says how its weights are quantised; --quantization has others' kept as codes"
 )
 _LORA = "--enable-lora --lora-modules NAME=PATH serves adapters (docs/lora.md)"
-_SPECULATIVE = "--speculative-config says how tokens are drafted: ngram and suffix are supported"
+_SPECULATIVE = "--speculative-config says how tokens are drafted: ngram, suffix or draft_model"
 _MISSING = {
     "--tensor-split": _SEVERAL_DEVICES,
     "--load-in-4bit": _QUANTISED,

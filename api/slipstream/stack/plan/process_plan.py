@@ -90,7 +90,8 @@ def plan_stack(
     if settings.tensor_parallel_size > 1 and model.startswith((SIMULATED, RANDOM)):
         given = settings.tensor_parallel_size
         raise wrong_option("tensor_parallel_size", given, f"1 with the model {model}")
-    environment = hub_environment(settings, model, tokenizer)
+    drafts = speculative_options(settings) or {}
+    environment = hub_environment(settings, model, tokenizer, drafts.get("model"))
     address = client_address(runtime_dir)
     core_address = f"ipc://{runtime_dir / CORE_SOCKET}"
     trace = checked_trace(settings.trace)

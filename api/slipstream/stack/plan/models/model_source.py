@@ -108,10 +108,10 @@ def has_ends(model: str) -> bool:
 def folder_or_hub_id(option: str, value: str, more: str = "") -> str:
     """The absolute path of a folder, or a hub id.
 
-    option: `model` or `tokenizer`. more: what else is allowed. Raises: BadRequestError.
+    option: `tokenizer`, or one for a model. more: what else is allowed. Raises: BadRequestError.
     """
     path = Path(value).expanduser()
-    is_model = option == "model"
+    is_model = option != "tokenizer"
     if path.is_dir() and (not is_model or (path / _CONFIG).is_file()):
         return str(path.absolute())
     if is_model and (_has_gguf(path) or (not path.exists() and _HUB_GGUF.fullmatch(value))):
@@ -179,7 +179,9 @@ def is_gguf(model: str) -> bool:
     return _HUB_GGUF.fullmatch(model) is not None
 
 
-def hub_environment(settings: StackSettings, model: str, tokenizer: str) -> dict[str, str]:
+def hub_environment(
+    settings: StackSettings, model: str, tokenizer: str, draft_model: str | None = None
+) -> dict[str, str]:
     """The variables by which the processes of a stack use a hub: where its files are kept, and not
     to ask it again where it does not answer. Raises: BadRequestError, of it UnreachableHubError.
     """
@@ -190,6 +192,8 @@ def hub_environment(settings: StackSettings, model: str, tokenizer: str) -> dict
     names = {"model": model, "tokenizer": tokenizer}
     if tokenizer == model:
         del names["tokenizer"]
+    if draft_model is not None:
+        names["speculative_config.model"] = draft_model
     # all are checked, and one answer is enough
     answers = [check_hub(each, name, cache) for each, name in names.items() if is_hub_id(name)]
     if answers and not all(answers):
