@@ -8,7 +8,8 @@ called `predicted` say the same, but their prompts have nothing of it: the modul
 prediction, and `unpredicted` is what their own text gives without. In the runs called `fresh` the
 model samples at temperature 1, and nothing repeats; in those called `again` it has given these
 answers before. Those called `forced` are of the demo model, which has learnt to spell: JSON without
-blanks by a schema of ten keys.
+blanks by a schema of ten keys. Those called `model` have a draft model: a model of sixteen layers,
+of which all but the first two say little, and one of these two, at temperature 0.8.
 
 A round measures each kind with drafts and without, in turn; the speed is the median of the pairs'
 ratios. Numbers of steps do not depend on the machine. A line a goal says what was to be reached.
@@ -25,13 +26,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from msgspec import structs
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from slipstream.cli.options.parser import Parser
 from slipstream.demo_model import MODEL_PATH
@@ -41,9 +43,10 @@ from slipstream_bench.common.report import add_common, check_common, print_rows
 from slipstream_core.config import CoreConfig, SpeculativeConfig
 from slipstream_core.drafting.answer_memory import AnswerMemory
 from slipstream_core.drafting.drafter import Drafter
+from slipstream_core.drafting.model_drafter import ModelDrafter
 from slipstream_core.drafting.ngram_drafter import NgramDrafter
 from slipstream_core.drafting.step_costs import StepCosts
-from slipstream_core.engine.build import drafter_of
+from slipstream_core.engine.build import drafter_of, model_drafter_of
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.llguidance_backend import Vocabulary, ids_as_mask
 from slipstream_core.grammar.matcher import GrammarMatcher, SharedGrammar
@@ -53,7 +56,7 @@ from slipstream_core.step.plan import ModelInfo, StepPlan
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import StructuredOutputs
 from slipstream_ipc.row_set import RowSet
-from slipstream_lab.common.bare_loop import Driven, LoopRequest, drive
+from slipstream_lab.common.bare_loop import Driven, LoopRequest, drive, random_prompts
 from slipstream_lab.common.goals import Goal
 from slipstream_lab.compare.small_model import SMALL_MODEL
 
@@ -79,6 +82,8 @@ _SCHEMA = {
     "required": list(_KEYS),
     "additionalProperties": False,
 }
+_LEAST_BY_MODEL = 1.4
+_LAYERS, _DRAFT_LAYERS, _LITTLE = 16, 2, 0.1  # of a pair; what the other layers' outputs are times
 _MOST_US_A_TOKEN, _MOST_US_A_STEP = 0.5, 300.0
 _HOST_ROWS = 1024
 _MOST_FORCED = 400  # tokens of an answer by the schema
@@ -132,6 +137,7 @@ def bench_speculation(arguments: argparse.Namespace) -> int:
     finally:
         runner.close()
     rows.append(_forced_row(config, arguments.runs))
+    rows += _by_model_rows(config, arguments.runs, num_tokens)
     rows.append(host_row(num_tokens))
     columns = ("kind", "streams", "speedup", "steps", "drafted_steps", "drafts", "accepted")
     print_rows(rows, arguments, (*columns, "overlapped", "same", "us_a_token", "us_a_step"))
@@ -157,6 +163,9 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
             steps = _number(row["drafted_steps"]) / _number(row["steps"])
             found.append(Goal(f"{of} speed", _number(row["speedup"]), _LEAST_FORCED))
             found.append(Goal(f"{of} steps", steps, _MOST_FORCED_STEPS, is_most=True))
+        elif (kind, streams) == ("model", 1):
+            name = "a draft model, 1 stream, times the speed without drafts"
+            found.append(Goal(name, _number(row["speedup"]), _LEAST_BY_MODEL))
         elif (str(kind), int(_number(streams))) in _LEAST:
             name = f"{kind}, {streams} streams, times the speed without drafts"
             found.append(
@@ -206,6 +215,64 @@ def _forced_row(config: CoreConfig, rounds: int) -> Row:
         return _row("forced", 1, pairs)
     finally:
         runner.close()
+
+
+def _by_model_rows(config: CoreConfig, rounds: int, num_tokens: int) -> list[Row]:
+    """A model with a draft model, whose prompts are random."""
+    drafts = SpeculativeConfig(method="draft_model", model="", num_speculative_tokens=8)
+    with TemporaryDirectory() as folder:
+        target, small = save_pair(Path(folder))
+        own = structs.replace(
+            config,
+            model=str(target),
+            speculative_config=structs.replace(drafts, model=str(small)),
+        )
+        runner = torch_factory.load_runner(own)
+        try:
+            rows = []
+            for streams in (1, 8):
+                pairs = []
+                for at in range(rounds):
+                    prompts = random_prompts(streams, 32, runner.info.vocab_size, seed=at)
+                    requests = [
+                        LoopRequest(prompt, num_tokens, temperature=0.8, seed=row)
+                        for row, prompt in enumerate(prompts)
+                    ]
+                    pairs.append(_pair_by_model(runner, own, requests, is_reversed=at % 2 == 1))
+                rows.append(_row("model", streams, pairs))
+            return rows
+        finally:
+            runner.close()
+
+
+def _pair_by_model(
+    runner: TorchRunner, config: CoreConfig, requests: Sequence[LoopRequest], *, is_reversed: bool
+) -> Sides:
+    by_model = model_drafter_of(config, runner.info)
+    drafter = partial(drafter_of, config, runner.info, by_model=by_model)
+    return _pair(runner, requests, drafter, by_model, is_reversed=is_reversed)
+
+
+def save_pair(folder: Path, **sizes: int) -> tuple[Path, Path]:
+    """Save a model and one of its first layers, of an eighth of them, which say much the same.
+    sizes: of its configuration, in place of the usual.
+    """
+    shape = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536}
+    shape |= {"num_attention_heads": 8, "max_position_embeddings": _MAX_MODEL_LEN} | sizes
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=_LAYERS, **shape))
+    draft = LlamaForCausalLM(LlamaConfig(num_hidden_layers=_DRAFT_LAYERS, **shape))
+    with torch.no_grad():
+        model.lm_head.weight.mul_(6.0)  # so that some tokens are likelier than others
+        for layer in model.model.layers[_DRAFT_LAYERS:]:
+            layer.self_attn.o_proj.weight.mul_(_LITTLE)
+            layer.mlp.down_proj.weight.mul_(_LITTLE)
+    state = model.state_dict()
+    draft.load_state_dict({name: state[name] for name in draft.state_dict()})
+    paths = folder / "model", folder / "draft"
+    for each, path in zip((model, draft), paths, strict=True):
+        each.save_pretrained(path)
+    return paths
 
 
 def _grammar(info: ModelInfo) -> Callable[[], GrammarMatcher]:
@@ -258,13 +325,15 @@ def _pair(
     runner: TorchRunner,
     requests: Sequence[LoopRequest],
     drafter_of: DrafterOf,
+    by_model: ModelDrafter | None = None,
     *,
     is_reversed: bool,
 ) -> Sides:
     seconds, runs = {}, {}
     for is_drafted in (True, False) if is_reversed else (False, True):
         drafter = drafter_of if is_drafted else None
-        driven = drive(runner, requests, budget=_BUDGET, drafter=drafter)
+        model = by_model if is_drafted else None
+        driven = drive(runner, requests, budget=_BUDGET, drafter=drafter, by_model=model)
         # from the first step on, which has the prompts
         seconds[is_drafted] = driven.steps[-1].at_s - driven.steps[0].at_s
         runs[is_drafted] = driven
