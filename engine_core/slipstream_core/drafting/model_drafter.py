@@ -90,7 +90,7 @@ class ModelDrafter:
         self._awaits_tokens = self._lens(at, most) is not None
 
     def wanted(self, rows: Int64s, most: Int64s, lens: Int64s) -> Int64s | None:
-        """How many tokens the draft model is to foresee of each of these rows, [n], at most `most`;
+        """The number of tokens to be foreseen of each of these rows, [n], at most `most` of each;
         None where a step without drafts gives more tokens a second. lens: [n] known tokens of each.
         """
         return self._lens(rows, np.minimum(most, self._max_len - lens))

@@ -113,7 +113,7 @@ class BlockPool:
         self._drafted[ids] = True
 
     def num_drafted(self, ids: Int32s) -> int:
-        """How many of these blocks, [n], the draft model has filled, up to the first that it has
+        """The number of these blocks, [n], that the draft model has filled, up to one that it has
         not.
         """
         if self._drafted is None or not len(ids):
