@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from slipstream_core.model.loader import LoadedModel
 from slipstream_core.model.quantization import widen_codes
 from slipstream_core.model.tokenizer_file import find_tokenizer
 from slipstream_core.sampling.sampler import sample
-from slipstream_core.step.plan import StepPlan, StepResult
+from slipstream_core.step.plan import StepPlan, StepResult, columns_over
 from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.history.pages import spans
 
@@ -115,25 +116,16 @@ class DraftModel:
         return logits
 
 
-_BY_SAMPLE = ("seeds", "temperatures", "top_ks", "top_ps", "min_ps", "num_logprobs")
+_BY_ROW, _BY_SAMPLE = tuple(columns_over("R")), tuple(columns_over("S"))
 
 
 def _decode_of(plan: StepPlan, at: Int64s) -> StepPlan:
     """A plan in which these of the sampled rows, [n], have one token each, all of them sampled."""
     rows = np.flatnonzero(plan.samples)[at]
-    sampling = {name: getattr(plan, name)[at] for name in _BY_SAMPLE}
-    ones = np.ones(len(at), np.int32)
-    return replace(
-        plan,
-        num_decodes=len(at),
-        slots=plan.slots[rows],
-        query_lens=ones,
-        kv_lens=plan.kv_lens[rows],
-        prompt_lens=plan.prompt_lens[rows],
-        samples=ones.astype(np.bool_),
-        adapters=plan.adapters[rows],
-        **sampling,
-    )
+    columns: dict[str, Any] = {name: getattr(plan, name)[rows] for name in _BY_ROW}
+    columns |= {name: getattr(plan, name)[at] for name in _BY_SAMPLE}
+    columns["query_lens"] = np.ones(len(at), np.int32)
+    return replace(plan, num_decodes=len(at), **columns)
 
 
 def why_not(model: LoadedModel, draft: LoadedModel) -> str | None:
