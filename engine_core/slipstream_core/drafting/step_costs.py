@@ -12,7 +12,7 @@ from slipstream_ipc.arrays import Float64s, Int64s
 # core appends, plans and launches while the device waits.
 SYNC_S = 0.0003
 # A small model's steps on a CPU, where nothing was measured: seconds by rows.
-_USUAL = ((1, 0.005), (5, 0.010), (9, 0.0125), (16, 0.0165), (40, 0.0325), (64, 0.053))
+USUAL = ((1, 0.005), (5, 0.010), (9, 0.0125), (16, 0.0165), (40, 0.0325), (64, 0.053))
 LEAST_GAIN = 1.02  # of tokens a second; below it estimates are no better than none
 
 
@@ -24,7 +24,7 @@ class StepCosts:
 
         Between them seconds are interpolated, behind the last they go on as between the last two.
         """
-        rows, seconds = zip(*(measured or _USUAL), strict=True)
+        rows, seconds = zip(*(measured or USUAL), strict=True)
         self._rows = np.array(rows, np.float64)
         # a step of fewer rows takes no longer: what says so was disturbed, as by another process
         least = np.minimum.accumulate(np.array(seconds, np.float64)[::-1])

@@ -128,11 +128,16 @@ def _decode_of(plan: StepPlan, at: Int64s) -> StepPlan:
     return replace(plan, num_decodes=len(at), **columns)
 
 
+def num_parameters(model: LoadedModel) -> int:
+    """The number of a model's weights, before a runner has taken them."""
+    return sum(each.numel() for each in model.module.parameters())
+
+
 def why_not(model: LoadedModel, draft: LoadedModel) -> str | None:
     """The reason why a model cannot be the draft model of another one; None: it can be."""
     if draft.states:
         return "it carries recurrent states, which cannot be taken back by a token"
-    sizes = [sum(each.numel() for each in m.module.parameters()) for m in (model, draft)]
+    sizes = num_parameters(model), num_parameters(draft)
     if sizes[1] > sizes[0]:
         return f"it has {sizes[1]:,} parameters, and {model.name} {sizes[0]:,}: allowed are no more"
     return None

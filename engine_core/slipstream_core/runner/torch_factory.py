@@ -16,6 +16,7 @@ from slipstream_core.adapters.adapter_file import TENSORS
 from slipstream_core.adapters.first_adapters import as_left
 from slipstream_core.attention.cache_formats import CACHE_FORMATS
 from slipstream_core.config import CoreConfig, LoraConfig
+from slipstream_core.drafting.step_costs import USUAL
 from slipstream_core.kernels.card.triton_support import unready
 from slipstream_core.kernels.cpu.cpu_threads import num_cores
 from slipstream_core.kernels.cpu.kernels import kernels
@@ -28,7 +29,7 @@ from slipstream_core.model.host_memory import (
 )
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.capture_sizes import graph_sizes, token_buckets
-from slipstream_core.runner.draft_model import check_draft_model
+from slipstream_core.runner.draft_model import check_draft_model, num_parameters
 from slipstream_core.runner.graph_capture import CaptureConfig
 from slipstream_core.runner.kv_cache_size import (
     PROFILE_BLOCKS,
@@ -83,11 +84,12 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         why_no_images=_why_no_images(config),
     )
     model = replace(model, cache_format=CACHE_FORMATS[config.kv_cache_dtype])
-    given, kept = config.speculative_config, model.kept_bytes
+    given, kept, draft_share = config.speculative_config, model.kept_bytes, 0.0
     if given is not None and given.model is not None:
         model = replace(model, draft=load_draft_model(model, given.model, config, rank))
         assert model.draft is not None
         kept += model.draft.kept_bytes
+        draft_share = num_parameters(model.draft) / num_parameters(model)
 
     cache = 0
     if model.device.type == "cpu" and (config.num_blocks is None or model.states):
@@ -166,7 +168,8 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
                 runner.info = replace(
                     runner.info,
                     decode_s=decode_times(runner, config),
-                    draft_s=decode_times(runner, config, of_draft_model=True),
+                    draft_s=decode_times(runner, config, of_draft_model=True)
+                    or tuple((rows, draft_share * s) for rows, s in USUAL if draft_share),
                 )
         return runner
     except (torch.OutOfMemoryError, MemoryError) as error:

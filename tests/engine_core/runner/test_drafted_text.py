@@ -22,13 +22,14 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from slipstream_core.config import CoreConfig, SpeculativeConfig
+from slipstream_core.drafting.step_costs import USUAL
 from slipstream_core.engine.build import drafter_of, model_drafter_of
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner.draft_model import check_draft_model
 from slipstream_core.runner.kv_cache_size import block_bytes
-from slipstream_core.runner.torch_factory import load_draft_model
+from slipstream_core.runner.torch_factory import load_draft_model, load_runner
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.sharding.rank import Rank
 from slipstream_core.step.plan import ModelInfo, StepPlan, StepResult
@@ -337,6 +338,31 @@ def test_draft_models_that_cannot_be(tmp_path: Path) -> None:
         load_draft_model(on_card, str(small_model()), config)
     with pytest.raises(ModelLoadError, match=r"nothing is drafted of .*, as several ranks"):
         load_draft_model(llama, str(small_model()), config, Rank(0, 2))
+
+
+def test_a_core_loads_both_and_knows_what_their_steps_take(tmp_path: Path) -> None:
+    [llama] = named({"Llama"})
+    tiny_models.save(*llama.values, tmp_path)
+    drafts = SpeculativeConfig(method="draft_model", model=str(tmp_path), num_speculative_tokens=4)
+    alone = CoreConfig(
+        model=str(tmp_path), address="", device="cpu", dtype="float32", kv_cache_gib=0.001
+    )
+    found = []
+    for config in (
+        alone,
+        replace(alone, speculative_config=drafts),
+        replace(alone, speculative_config=drafts, predecessor_ended_s=1.0),
+    ):
+        runner = load_runner(config)
+        runner.close()
+        found.append((runner.num_blocks, runner.info))
+    (num, plain), (num_with_draft, info), (_, successor) = found
+    assert plain.draft_model_len == 0
+    assert num_with_draft == num // 2  # as large as the model
+    assert info.draft_model_len == tiny_models.MAX_MODEL_LEN
+    assert [rows for rows, _ in info.draft_s[:2]] == [1, 2]
+    assert all(seconds > 0 for _, seconds in info.draft_s)
+    assert successor.draft_s == USUAL  # not measured: by its share of the parameters
 
 
 def test_a_block_has_room_for_both_models(tmp_path: Path) -> None:
