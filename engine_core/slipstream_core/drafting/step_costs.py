@@ -12,19 +12,20 @@ from slipstream_ipc.arrays import Float64s, Int64s
 # core appends, plans and launches while the device waits.
 SYNC_S = 0.0003
 # A small model's steps on a CPU, where nothing was measured: seconds by rows.
-USUAL = ((1, 0.005), (5, 0.010), (9, 0.0125), (16, 0.0165), (40, 0.0325), (64, 0.053))
+_USUAL = ((1, 0.005), (5, 0.010), (9, 0.0125), (16, 0.0165), (40, 0.0325), (64, 0.053))
 LEAST_GAIN = 1.02  # of tokens a second; below it estimates are no better than none
 
 
 class StepCosts:
     """Seconds of decode steps."""
 
-    def __init__(self, measured: Sequence[tuple[int, float]] = ()) -> None:
-        """measured: (rows, seconds), by ascending rows; empty: as small models usually take.
+    def __init__(self, measured: Sequence[tuple[int, float]] = (), share: float = 1.0) -> None:
+        """measured: (rows, seconds), by ascending rows; empty: `share` of what small models usually
+        take.
 
         Between them seconds are interpolated, behind the last they go on as between the last two.
         """
-        rows, seconds = zip(*(measured or USUAL), strict=True)
+        rows, seconds = zip(*(measured or [(num, share * s) for num, s in _USUAL]), strict=True)
         self._rows = np.array(rows, np.float64)
         # a step of fewer rows takes no longer: what says so was disturbed, as by another process
         least = np.minimum.accumulate(np.array(seconds, np.float64)[::-1])

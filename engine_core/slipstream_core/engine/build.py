@@ -420,7 +420,7 @@ def model_drafter_of(config: CoreConfig, info: ModelInfo) -> ModelDrafter | None
         num_speculative_tokens=given.num_speculative_tokens,
         max_len=info.draft_model_len,
         costs=StepCosts(info.decode_s),
-        draft_costs=StepCosts(info.draft_s),
+        draft_costs=StepCosts(info.draft_s, info.draft_share),
     )
 
 

@@ -16,7 +16,6 @@ from slipstream_core.adapters.adapter_file import TENSORS
 from slipstream_core.adapters.first_adapters import as_left
 from slipstream_core.attention.cache_formats import CACHE_FORMATS
 from slipstream_core.config import CoreConfig, LoraConfig
-from slipstream_core.drafting.step_costs import USUAL
 from slipstream_core.kernels.card.triton_support import unready
 from slipstream_core.kernels.cpu.cpu_threads import num_cores
 from slipstream_core.kernels.cpu.kernels import kernels
@@ -168,8 +167,8 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
                 runner.info = replace(
                     runner.info,
                     decode_s=decode_times(runner, config),
-                    draft_s=decode_times(runner, config, of_draft_model=True)
-                    or tuple((rows, draft_share * s) for rows, s in USUAL if draft_share),
+                    draft_s=decode_times(runner, config, of_draft_model=True),
+                    draft_share=draft_share,
                 )
         return runner
     except (torch.OutOfMemoryError, MemoryError) as error:

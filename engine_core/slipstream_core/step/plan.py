@@ -382,6 +382,7 @@ class ModelInfo:
     decode_s: tuple[tuple[int, float], ...] = ()  # seconds by rows of a step, where measured
     draft_model_len: int = 0  # tokens that its draft model takes; 0: it has none
     draft_s: tuple[tuple[int, float], ...] = ()  # as `decode_s`, of the draft model
+    draft_share: float = 1.0  # its parameters, in parts of the model's
     adapters: tuple[AdapterRef, ...] = ()  # that requests may name, by their places
     retired_adapters: tuple[AdapterRef, ...] = ()  # behind them, that older streams may have
     adapter_store: AdapterStore | None = None  # where there can be adapters

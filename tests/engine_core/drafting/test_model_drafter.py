@@ -64,6 +64,11 @@ def test_what_was_right_is_foreseen_further_and_what_was_wrong_no_more() -> None
     assert wanted(drafter, 1) == [before]
 
 
+def test_what_is_not_measured_takes_its_share_of_what_is_usual() -> None:
+    rows = np.array([1, 9, 100])
+    np.testing.assert_allclose(StepCosts((), 0.125).seconds(rows), StepCosts().seconds(rows) / 8)
+
+
 def test_limits_and_the_ends_of_rows_are_kept() -> None:
     drafter = drafter_of(1)
     assert wanted(drafter, 1, most=2) == [2]

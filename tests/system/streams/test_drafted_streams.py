@@ -196,7 +196,7 @@ def test_a_draft_model_and_deaths_beside_it_change_nothing(
 
     monkeypatch.setattr(DraftModel, "foresee", noisy)
     # so that it pays whatever this machine does at this moment
-    monkeypatch.setattr("slipstream_core.engine.build.StepCosts", lambda _: StepCosts(FLAT))
+    monkeypatch.setattr("slipstream_core.engine.build.StepCosts", lambda *_: StepCosts(FLAT))
     stack = make_stack(model=str(MODEL_PATH), **SETTINGS | {"speculative_config": BY_MODEL})
     assert stack.core is not None
     assert stack.core.handler._card.fingerprint == fingerprint
