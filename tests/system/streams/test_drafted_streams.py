@@ -63,7 +63,7 @@ KINDS: list[dict[str, Any]] = [
 DRAFTS = SpeculativeConfig(
     method="ngram", num_speculative_tokens=8, prompt_lookup_min=1, prompt_lookup_max=4
 )
-FLAT = ((1, 1.0), (64, 1.01))
+FLAT, CHEAP = ((1, 1.0), (64, 1.01)), ((1, 0.001), (64, 0.001))  # of steps, and a draft model's
 SETTINGS: dict[str, Any] = {
     "device": "cpu",
     "dtype": "float32",
@@ -196,7 +196,10 @@ def test_a_draft_model_and_deaths_beside_it_change_nothing(
 
     monkeypatch.setattr(DraftModel, "foresee", noisy)
     # so that it pays whatever this machine does at this moment
-    monkeypatch.setattr("slipstream_core.engine.build.StepCosts", lambda *_: StepCosts(FLAT))
+    monkeypatch.setattr(
+        "slipstream_core.engine.build.StepCosts",
+        lambda _, *share: StepCosts(CHEAP if share else FLAT),
+    )
     stack = make_stack(model=str(MODEL_PATH), **SETTINGS | {"speculative_config": BY_MODEL})
     assert stack.core is not None
     assert stack.core.handler._card.fingerprint == fingerprint
