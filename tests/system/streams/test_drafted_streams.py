@@ -187,8 +187,9 @@ def test_a_draft_model_and_deaths_beside_it_change_nothing(
     usual, num = DraftModel.foresee, count(1)
 
     def noisy(self: DraftModel, plan: StepPlan) -> StepResult:
-        found, at = usual(self, plan), next(num)
-        if at == 20:
+        found = usual(self, plan)
+        at = next(num) if plan.step else 1  # before the first request steps are timed
+        if at == 5:
             raise ValueError("a draft model's own fault")
         if at % 3 == 0:
             found.token_ids[-1] = 3
@@ -216,7 +217,6 @@ def test_a_draft_model_and_deaths_beside_it_change_nothing(
     assert said(streams) == said(plain)
     assert has_drafted(stack)
     assert stack.core.numbers().counters.draft_s > 0
-    assert next(num) > 20
     assert "the draft model failed, and drafts no more for" in caplog.text
 
 
