@@ -257,7 +257,7 @@ def save_pair(folder: Path, **sizes: int) -> tuple[Path, Path]:
     """Save a model and one of its first layers, of an eighth of them, which say much the same.
     sizes: of its configuration, in place of the usual.
     """
-    shape = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536}
+    shape: dict[str, Any] = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536}
     shape |= {"num_attention_heads": 8, "max_position_embeddings": _MAX_MODEL_LEN} | sizes
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=_LAYERS, **shape))
