@@ -78,13 +78,13 @@ def add_chat(parser: Parser) -> None:
         metavar="QUESTION",
         help="answer this and end; alone it is no path or known model, and has no / or :",
     )
-    parser.add_argument("-q", "--quick", metavar="QUESTION", help="QUESTION as an option")
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="QUESTION as an option")
     parser.add_argument(
         "--image",
         action="append",
         default=[],
         metavar="FILE",
-        help="show the model this image with the first question; may be given several times",
+        help="show it with the first question; repeatable",
     )
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     add_sampling(parser, max_tokens=None)
