@@ -49,15 +49,15 @@ def load_weights(
                     file, f"has tensor {parameter.tensors[0]!r}, which its configuration has not"
                 )
             first = model.tensors[parameter.tensors[0]]
+            for each in map(model.tensors.__getitem__, parameter.tensors):
+                if is_coded(each) and not has_finite_scales(each):
+                    raise GGUFError(file, f"has in tensor {each.name!r} a scale that is not finite")
             weight: torch.nn.Parameter | None = None
             if parameter.name in coded and len(first.shape) == 3:
-                weight = _coded_experts(file, model, parameter)
+                weight = _coded_experts(model, parameter)
             if weight is not None:
                 pass
             elif parameter.name in coded and is_coded(first) and len(first.shape) == 2:
-                if not has_finite_scales(first):
-                    problem = f"has in tensor {first.name!r} a scale that is not finite"
-                    raise GGUFError(file, problem)
                 weight = CodedParameter(coded_matrix(first, _order(first, parameter, config)))
             else:
                 value = _value(model, parameter, config).contiguous().to(dtype).to(device)
@@ -82,16 +82,13 @@ def load_weights(
         raise ModelLoadError(name, f"{file.name} lacks {len(left)} weights, {left[0]} among them")
 
 
-def _coded_experts(file: Path, model: GGUFModel, parameter: Parameter) -> CodedParameter | None:
+def _coded_experts(model: GGUFModel, parameter: Parameter) -> CodedParameter | None:
     """The codes of experts, in transformers' order; None where a tensor has no codes, or another
     format than that beside it.
     """
     tensors = [model.tensors[each] for each in parameter.tensors]
     if not all(map(is_coded, tensors)):
         return None
-    for each in tensors:
-        if not has_finite_scales(each):
-            raise GGUFError(file, f"has in tensor {each.name!r} a scale that is not finite")
     first, *others = (coded_matrix(each, None) for each in tensors)
     if any(each.format != first.format for each in others):
         return None
