@@ -325,6 +325,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         ),
     ),
     _served("Llama, tied embeddings", "LlamaConfig", tie_word_embeddings=True),
+    _served(
+        "Llama, dynamic rope",
+        "LlamaConfig",
+        rope_parameters=_rope("dynamic", factor=2.0),
+        max_position_embeddings=max(PROMPT_LENS) + NUM_OUTPUTS,  # changes beyond that
+    ),
     _served("Qwen2", "Qwen2Config"),
     _served(
         "Qwen2, sliding window",
@@ -421,9 +427,27 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     _served("Hunyuan", "HunYuanDenseV1Config", head_dim=16),
     _served(
+        "Hunyuan, alpha rope",
+        "HunYuanDenseV1Config",
+        head_dim=16,
+        rope_parameters=_rope("dynamic", factor=1.0, alpha=1000.0),
+    ),
+    _served(
         "MiniMax-M2", "MiniMaxM2Config", head_dim=16, num_local_experts=4, num_experts_per_tok=2
     ),
     _served("Arcee", "ArceeConfig"),
+    _served(
+        "LongCat-Flash (MLA)",
+        "LongcatFlashConfig",
+        **_LATENT,
+        num_layers=2,  # each attends twice
+        head_dim=8,
+        ffn_hidden_size=96,
+        expert_ffn_hidden_size=32,
+        n_routed_experts=4,
+        zero_expert_num=2,
+        moe_topk=2,
+    ),
     _served("Apertus", "ApertusConfig"),
     _served("Helium", "HeliumConfig", head_dim=16),
     _tower(
@@ -510,6 +534,35 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         text={"model_type": "llama"},
         image_token_index=190,
     ),
+    _tower(
+        "VideoLLaMA 3, as text",
+        "VideoLlama3Config",
+        *_SIGLIP[:-1],
+        text={"model_type": "qwen2"},
+        image_token_id=190,
+        video_token_id=191,
+    ),
+    Architecture(
+        "Step 3.7, as text",
+        "Step3p7Config",
+        {
+            "text_config": _BASE
+            | {
+                "head_dim": 16,
+                "sliding_window": WINDOW,
+                "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+                "moe_layers_enum": "1,2,3",
+                "moe_num_experts": 4,
+                "moe_top_k": 2,
+                "moe_intermediate_size": 32,
+                "share_expert_dim": 32,
+            },
+            "vision_config": {"width": 32, "layers": 1, "heads": 2, "image_size": 16}
+            | {"patch_size": 4},
+            "image_token_id": 190,
+            "tie_word_embeddings": False,
+        },
+    ),
     _refused("BLOOM", "BloomConfig", _NOT_REPLACEABLE, hidden_size=32, n_layer=2, n_head=4),
     _refused("Falcon", "FalconConfig", _NOT_REPLACEABLE, hidden_size=32, num_attention_heads=4),
     _refused("GPT-J", "GPTJConfig", _NOT_REPLACEABLE, n_embd=32, n_head=4, rotary_dim=8),
@@ -562,13 +615,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         num_local_experts=4,
         sliding_window=WINDOW,
     ),
-    _refused(
-        "Llama, dynamic rope",
-        "LlamaConfig",
-        "has the rope type 'dynamic'",
-        hidden_size=32,
-        rope_parameters=_rope("dynamic", factor=2.0),
-    ),
 )
 
 # served as long as no request is longer than what the runner does not see
@@ -605,6 +651,24 @@ WITHIN_LIMITS: tuple[Architecture, ...] = (
         head_dim=8,
         gated_norm_rank=4,
         mlp_layer_types=["dense"] + ["sparse"] * 3,
+    ),
+    _served(
+        "MiniMax-M3, within its blocks",
+        "MiniMaxM3VLTextConfig",
+        head_dim=16,
+        rotary_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        dense_intermediate_size=96,
+        shared_intermediate_size=32,
+        moe_layer_freq=[0, 1, 1, 1],
+        sparse_attention_config={
+            "sparse_num_index_heads": 2,
+            "sparse_index_dim": 8,
+            "sparse_block_size": 8,
+            "sparse_topk_blocks": MAX_MODEL_LEN // 8,
+            "sparse_attention_freq": [0, 1, 1, 1],
+        },
     ),
     _served(
         "HY V4, within its index_topk",
@@ -789,6 +853,14 @@ HYBRIDS: tuple[Architecture, ...] = (
         "num_position_embeddings",
         text=_GATED_DELTA | _SHARED_MOE | _PARTS_OF_MROPE,
         **_QWEN_TOKENS,
+    ),
+    _tower(
+        "MiniCPM-V 4.6, as text",
+        "MiniCPMV4_6Config",
+        *_SIGLIP,
+        text={"model_type": "qwen3_5_text"} | _GATED_DELTA | _PARTS_OF_MROPE,
+        image_token_id=190,
+        video_token_id=191,
     ),
     _tower(
         "LFM2-VL, as text",

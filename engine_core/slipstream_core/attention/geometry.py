@@ -70,6 +70,10 @@ class GeometryRecorder(TrialContext):
         return query.new_empty(*query.shape[:2], value.shape[2])
 
 
+class AllLogitsError(ValueError):
+    """A model computes logits of all tokens where those of some were asked for."""
+
+
 def read_geometry(
     model: Callable[..., object],
     num_layers: int,
@@ -78,8 +82,8 @@ def read_geometry(
 ) -> tuple[LayerGeometry, ...]:
     """Each layer's geometry, from a forward of a model; the meta device computes shapes alone.
 
-    Raises ValueError if the layers do not attend once each through our function. Exceptions of the
-    model itself propagate.
+    Raises ValueError if the layers do not attend once each through our function, AllLogitsError if
+    logits are those of all tokens. Exceptions of the model itself propagate.
     """
     layers = read_attending_layers(model, vocab_size, device)
     if set(layers) != set(range(num_layers)):
@@ -107,6 +111,8 @@ def read_attending_layers(
     if recorder.num_calls != len(recorder.layers):
         raise ValueError(_calls(recorder.num_calls, len(recorder.layers)))
     # if logits_to_keep were ignored, rows would be sampled from other rows' logits
+    if output.logits.shape == (1, ids.shape[1], vocab_size):
+        raise AllLogitsError("it computes logits of all tokens")
     if output.logits.shape != (1, len(keep), vocab_size):
         raise ValueError(
             f"its logits are {tuple(output.logits.shape)} where 1 x {len(keep)} chosen tokens x "

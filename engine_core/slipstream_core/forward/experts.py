@@ -8,6 +8,7 @@ is none of those that the kernels have is not recorded.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,7 @@ _NAME = "slipstream"
 _TOLERANCE = 1e-4  # relative to the largest result: the order of sums differs
 _SAME = 1e-5  # of activations
 _TRIAL_ROWS = 3
+_OF_EXPERTS = ("self", "hidden_states", "top_k_index", "top_k_weights")
 
 # a marker for experts in a recording; missing from torch's annotations
 _library: Any = library
@@ -113,9 +115,30 @@ def marked(module: nn.Module) -> Iterator[list[ExpertsForm]]:
 
 @contextmanager
 def without_values(module: nn.Module) -> Iterator[None]:
-    """Let results of experts be shapes alone meanwhile, in a trial on the meta device."""
-    with _numbered(dict.fromkeys(filter(has_experts, module.modules()), 0)):
-        yield
+    """Let results of experts be shapes alone meanwhile, in a trial on the meta device.
+
+    Of those that transformers lets no implementation compute as well (LongCat-Flash): loops over
+    the experts that tokens have chosen.
+    """
+    modules: list[Any] = list(module.modules())
+    own = [each for each in modules if _loops_over_experts(each)]
+    for each in own:
+        each.forward = _shape_alone
+    try:
+        with _numbered(dict.fromkeys(filter(has_experts, modules), 0)):
+            yield
+    finally:
+        for each in own:
+            del each.forward
+
+
+def _loops_over_experts(module: nn.Module) -> bool:
+    names = inspect.signature(type(module).forward).parameters
+    return not has_experts(module) and tuple(names) == _OF_EXPERTS
+
+
+def _shape_alone(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
 
 
 @contextmanager

@@ -375,6 +375,7 @@ def _as_norm(graph: GraphModule, rsqrt: AnyNode, kernels: Kernels) -> None:
             return
         x = x.args[0]
     if not is_call(product, _aten.mul.Tensor):
+        replace(graph.graph, scaled, kernels.rms_norm, (x, _ones(graph, x, rsqrt), epsilon))
         return
     weight: AnyNode = next((each for each in product.args if each is not scaled), None)
     if not is_weight(weight):
@@ -382,6 +383,18 @@ def _as_norm(graph: GraphModule, rsqrt: AnyNode, kernels: Kernels) -> None:
     tensor = getattr(graph, weight.target)
     if tensor.dim() == 1 and len(tensor) == shape_of(x)[-1] and tensor.is_contiguous():
         replace(graph.graph, product, kernels.rms_norm, (x, weight, epsilon))
+
+
+def _ones(graph: GraphModule, x: AnyNode, before: AnyNode) -> AnyNode:
+    """The weight of a norm of x that has none, once for each width."""
+    width = shape_of(x)[-1]
+    name = f"ones_{width}"
+    if not hasattr(graph, name):
+        graph.register_buffer(name, torch.ones(width))
+    with graph.graph.inserting_before(before):
+        new = graph.graph.get_attr(name)
+    new.meta = {"val": x.meta["val"].new_empty(width)}
+    return new
 
 
 def with_product(

@@ -29,10 +29,10 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import transformers
@@ -45,6 +45,7 @@ from transformers.utils.import_utils import is_accelerate_available
 from slipstream_core.attention.cache_formats import CacheFormat
 from slipstream_core.attention.chunked_layers import attend_in_chunks, scale_by_position
 from slipstream_core.attention.geometry import (
+    AllLogitsError,
     LayerGeometry,
     read_attending_layers,
     read_geometry,
@@ -65,7 +66,7 @@ from slipstream_core.model.host_memory import read_host_memory, refuse_weights
 from slipstream_core.model.hub import Source, incomplete, locate
 from slipstream_core.model.quantization import MXFP4, check_quantization, quantization_of
 from slipstream_core.model.random_weights import is_random, random_config
-from slipstream_core.model.rope import carried_len, freeze_frequencies
+from slipstream_core.model.rope import BY_LENGTH, carried_len, freeze_frequencies
 from slipstream_core.model.sight import (
     NO_PROCESSOR,
     NO_SIGHT,
@@ -82,6 +83,7 @@ from slipstream_core.model.text_tower import (
     attention_of,
     auto_class,
     has_class,
+    keep_asked,
     remove_towers,
     with_towers,
 )
@@ -139,7 +141,7 @@ class LoadedModel:
     head_is_sliced: bool = False  # its logits are this rank's slice of the vocabulary
     states: tuple[MixerStates, ...] = ()  # of a row, in each mixer
     cache_format: CacheFormat = "auto"  # of keys and values
-    is_stepped: bool = False  # some mixer computes chunks that continue a row token by token
+    stepped: str = ""  # why some mixers compute chunks that continue a row token by token
     is_limited: bool = False  # some mixer limits the time steps of prompts, not of answers
     sight: Sight = NO_SIGHT  # of images
     draft: LoadedModel | None = None  # its draft model
@@ -198,8 +200,9 @@ def load_model(
             if quantized is not None and quantized.method == MXFP4:
                 _refuse_sliced(name, "weights in MXFP4", rank)
         text = config.get_text_config()
-        refuse_kind(name, config, text)
-        layers, shell, towers, has_states = _geometry(name, config, text, trust_remote_code)
+        refuse_kind(name, config)
+        trial = _trial(name, config, text, trust_remote_code)
+        layers, shell, towers, has_states, ignores_kept = trial
         geometry = tuple(layers.values())
         has_codes = not has_states and bool(quantized or gguf_file or quantization)
         torch_dtype = dtype_of(dtype, target, config, has_codes=has_codes)
@@ -270,6 +273,8 @@ def load_model(
         freeze_frequencies(module)
         cache_latents(module)
         skip_indexers(module, indexed_layers(text))
+        if ignores_kept:
+            keep_asked(module)
         if chunked := chunked_layers(text):
             attend_in_chunks(module, chunked, text.attention_chunk_size)
         if rank is not None:
@@ -279,7 +284,7 @@ def load_model(
             geometry = read_geometry(module, len(uncut), text.vocab_size, module.device)
             _tell_shares(name, rank, share_of_weights, uncut, geometry)
         states: tuple[MixerStates, ...] = ()
-        is_stepped = is_limited = False
+        stepped, is_limited = "", False
         try:
             if counted_scale is not None:
                 scale_by_position(module, counted_scale)
@@ -287,8 +292,7 @@ def load_model(
                 number_layers(module, tuple(layers))
                 mixers = install_mixers(module)
                 states = tuple(read_states(module, mixers, module.device))
-                check_continuation(name, mixers)
-                is_stepped = any(mixer.is_stepped for mixer in mixers)
+                stepped = check_continuation(mixers)
                 is_limited = any(mixer.is_limited for mixer in mixers)
             check_independence(module, vocab_size=text.vocab_size, max_model_len=limit)
         except Exception as error:
@@ -324,7 +328,7 @@ def load_model(
         rank=rank,
         head_is_sliced=head_is_sliced,
         states=states,
-        is_stepped=is_stepped,
+        stepped=stepped,
         is_limited=is_limited,
         sight=sight,
     )
@@ -531,12 +535,20 @@ def _max_model_len(name: str, text: PreTrainedConfig, asked: int | None) -> int:
     return own if asked is None else asked
 
 
-def _geometry(
+class _Trial(NamedTuple):
+    """What a model's forward on the meta device shows."""
+
+    layers: dict[int, LayerGeometry]  # that attend
+    shell: PreTrainedModel  # the model, without its towers
+    towers: tuple[str, ...]  # their names
+    has_states: bool
+    ignores_kept: bool  # its own forward computes logits of all tokens
+
+
+def _trial(
     name: str, config: PreTrainedConfig, text: PreTrainedConfig, trust_remote_code: bool
-) -> tuple[dict[int, LayerGeometry], PreTrainedModel, tuple[str, ...], bool]:
-    """The cache geometry of the layers that attend, the model on the meta device, the names of its
-    towers, which have been removed from it, and whether it carries states.
-    """
+) -> _Trial:
+    """Try a model without its weights. Raises ModelLoadError."""
     if not has_class(config):
         raise refusal(
             name, config, f"({config.model_type}) has no class in transformers that writes text"
@@ -544,11 +556,10 @@ def _geometry(
     not_replaceable = refusal(
         name, config, "does not allow its attention to be replaced, which serving needs"
     )
-    # Frequencies do not matter here, and longrope of some transformers versions reads positions,
-    # which have no values on the meta device.
+    # Frequencies do not matter here, and some types read positions, which have no values on meta.
     plain = copy.deepcopy(config)
     for rope in ropes(getattr(plain.get_text_config(), "rope_parameters", None)):
-        if rope["rope_type"] == "longrope":
+        if rope["rope_type"] in BY_LENGTH:
             rope["rope_type"] = "default"
     try:
         # bfloat16: on meta, experts take no other type
@@ -581,13 +592,14 @@ def _geometry(
             raise not_replaceable
         cache_latents(shell)
         skip_indexers(shell, indexed_layers(text))
-        is_odd = has_odd_experts(shell)
-        with TowerFinder(shell) as finder, without_values(shell) if is_odd else nullcontext():
-            if mixers:
-                layers = read_attending_layers(shell, text.vocab_size)
-            else:
-                geometry = read_geometry(shell, text.num_hidden_layers, text.vocab_size)
-                layers = dict(enumerate(geometry))
+        ignores_kept = False
+        with TowerFinder(shell) as finder, without_values(shell):
+            try:
+                layers = _layers(shell, text, has_states=bool(mixers))
+            except AllLogitsError:
+                keep_asked(shell)
+                ignores_kept = True
+                layers = _layers(shell, text, has_states=bool(mixers))
         towers = () if text is config else finder.towers()
         if not (layers or mixers):
             raise ValueError("none of its layers attends")
@@ -607,7 +619,16 @@ def _geometry(
     if kinds := unknown_kinds(text, layers):
         raise refusal(name, config, f"has layers of type {kinds}, whose attention is not known")
     remove_towers(shell, towers)
-    return layers, shell, towers, bool(mixers)
+    return _Trial(layers, shell, towers, bool(mixers), ignores_kept)
+
+
+def _layers(
+    shell: PreTrainedModel, text: PreTrainedConfig, *, has_states: bool
+) -> dict[int, LayerGeometry]:
+    """The geometry of the layers that attend: of all, if none has states."""
+    if has_states:
+        return read_attending_layers(shell, text.vocab_size)
+    return dict(enumerate(read_geometry(shell, text.num_hidden_layers, text.vocab_size)))
 
 
 def _tell_towers(

@@ -1,12 +1,12 @@
 """Makes rotary embeddings keep their frequencies instead of recomputing them in every step.
 
-Some of transformers' embeddings look at the largest position in each forward (longrope) or make
-their frequencies anew on the host (Phi-3.5-MoE). On a card both make the host wait, and work that
-waits cannot be recorded.
+Some of transformers' embeddings look at the largest position in each forward (dynamic, longrope) or
+make their frequencies anew on the host (Phi-3.5-MoE). On a card both make the host wait, and work
+that waits cannot be recorded.
 
 The numbers do not change: longrope is served up to the length where it uses only its short
-frequencies (`unsupported.refuse_longrope`), which a module starts with, and types whose frequencies
-change with the batch are refused.
+frequencies (`unsupported.refuse_longrope`), which a module starts with. Dynamic ones change beyond
+`max_position_embeddings` tokens, and no row is longer.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig
 
 from slipstream_core.model.unsupported import ropes
 
+BY_LENGTH = ("dynamic", "longrope")  # look at positions in their forward
 _SCALED = ("linear", "llama3", "yarn")  # by a factor, whatever a request's length
 
 
@@ -45,7 +46,7 @@ def freeze_frequencies(module: torch.nn.Module) -> None:
         rope_type = getattr(rope, "rope_type", None)
         if rope_type is None or not hasattr(rope, "attention_scaling"):
             continue
-        if rope_type == "longrope":
+        if rope_type in BY_LENGTH:
             rope.rope_type = "default"  # skips the check of positions in its forward
         frequencies = getattr(rope, "inv_freq", None)
         if callable(getattr(rope, "rope_init_fn", None)) and isinstance(frequencies, torch.Tensor):

@@ -68,6 +68,26 @@ def attention_of(config: PreTrainedConfig) -> str | dict[str, str]:
     return {"": ATTENTION_NAME, _TEXT: ATTENTION_NAME} | dict.fromkeys(others, "eager")
 
 
+def keep_asked(module: Any) -> None:
+    """Have the head of a model whose own forward does not know `logits_to_keep` compute the logits
+    of these tokens alone. Raises ValueError for a model without a head of its own.
+    """
+    head = module.get_output_embeddings()
+    if head is None:
+        raise ValueError("it computes logits of all tokens, in an unknown way")
+    asked: list[torch.Tensor | None] = []  # of the forward that runs
+
+    def note(_: object, args: Any, kwargs: dict[str, Any]) -> None:
+        asked[:] = [kwargs.get("logits_to_keep")]
+
+    def keep(_: object, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+        kept = asked.pop()
+        return inputs[0] if kept is None else inputs[0].index_select(1, kept)
+
+    module.register_forward_pre_hook(note, with_kwargs=True)
+    head.register_forward_pre_hook(keep)
+
+
 class TowerFinder:
     """Finds what does not run while it is entered: the modules beside the language part."""
 

@@ -6,6 +6,7 @@ class, the reason and what would work.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -24,6 +25,7 @@ _by_config: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
 # kinds of layers whose attention is known; in the others nothing may attend
 _CHUNKED = "chunked_attention"
 _INDEXED = "indexed_attention"
+_BLOCKS = "minimax_m3_sparse"  # an indexer selects blocks of tokens
 _ATTENDING = {
     "full_attention",
     "sliding_attention",
@@ -31,6 +33,7 @@ _ATTENDING = {
     "hybrid_sliding",
     _CHUNKED,
     _INDEXED,
+    _BLOCKS,
 }
 _SERVED = (
     "supported are decoder-only models whose tokens interact in transformers' attention interface "
@@ -65,15 +68,9 @@ def class_name(config: PreTrainedConfig) -> str:
     return type(config).__name__.removesuffix("Config")
 
 
-def refuse_kind(name: str, config: PreTrainedConfig, text: PreTrainedConfig) -> None:
+def refuse_kind(name: str, config: PreTrainedConfig) -> None:
     if config.is_encoder_decoder:
         raise refusal(name, config, "has an encoder")
-    if any(r["rope_type"] == "dynamic" for r in ropes(getattr(text, "rope_parameters", None))):
-        raise ModelLoadError(
-            name,
-            f"{class_name(config)} has the rope type 'dynamic', whose results depend on the other "
-            "requests of a batch; supported are 'default', 'linear', 'llama3' and 'yarn'",
-        )
 
 
 def refuse_states(
@@ -135,7 +132,7 @@ def unknown_kinds(text: PreTrainedConfig, layers: Iterable[int] | None = None) -
 def indexed_layers(text: PreTrainedConfig) -> set[int]:
     """The layers that attend to what an indexer selects."""
     kinds = getattr(text, "layer_types", None) or ()
-    return {at for at, kind in enumerate(kinds) if kind == _INDEXED}
+    return {at for at, kind in enumerate(kinds) if kind in (_INDEXED, _BLOCKS)}
 
 
 def chunked_layers(text: PreTrainedConfig) -> set[int]:
@@ -156,15 +153,21 @@ def refuse_chunks(
     card, or that an indexer selects.
     """
     kinds = getattr(text, "layer_types", None) or ()
-    for kind, option in ((_CHUNKED, "attention_chunk_size"), (_INDEXED, "index_topk")):
+    for kind, options in (
+        (_CHUNKED, ("attention_chunk_size",)),
+        (_INDEXED, ("index_topk",)),
+        (_BLOCKS, ("index_topk_blocks", "index_block_size")),
+    ):
         if kind == _CHUNKED and device.type == "cpu" and chunked_layers(text):
             continue
-        most = getattr(text, option, None)
+        numbers = [getattr(text, option, None) for option in options]
+        most = None if None in numbers else math.prod(numbers)
         if kind in kinds and (most is None or max_model_len > most):
+            said = " x ".join(options)
             raise refusal(
                 name,
                 config,
-                f"has layers of type {kind}, which see {most} tokens at most ({option}), and "
+                f"has layers of type {kind}, which see {most} tokens at most ({said}), and "
                 f"max_model_len is {max_model_len}; a max_model_len within that will do",
             )
 

@@ -46,13 +46,6 @@ def num_snapshots(model: LoadedModel, config: CoreConfig, cache: int) -> int:
         if asked:
             logger.warning("state_cache_gib has no effect: prefix caching is off")
         return 0
-    if model.is_stepped:
-        logger.warning(
-            "%s: prefix caching is off, as it costs more than it saves where chunks that continue "
-            "a prompt are computed token by token",
-            model.name,
-        )
-        return 0
     room = cache
     if config.num_blocks is None:
         num_rows = 1 if "max_num_seqs" in config.card_defaults else config.max_num_seqs

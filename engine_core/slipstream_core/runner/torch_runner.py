@@ -222,6 +222,8 @@ class TorchRunner:
             self._model = self._forward_of(model, has_triton=triton is not None)
         else:
             self._model = eager(model.module)
+        if model.stepped and not (self._is_recorded or self._mixes_by_kernels):
+            self._step_chunks(model)
         self.adapters: AdapterTable | None = None
         if lora is not None:
             self._load_adapters(model, lora, is_left_out=has_predecessor)
@@ -314,6 +316,18 @@ class TorchRunner:
             block_size=self.info.block_size,
             vocab_size=model.vocab_size,
         )
+
+    def _step_chunks(self, model: LoadedModel) -> None:
+        """Say that chunks are slow, and do not have more of them than without a prefix cache."""
+        is_off = "; prefix caching is off, as it would cost more than it saves"
+        logger.warning(
+            "%s: %s, so chunks of a prompt that continue another are computed token by token, "
+            "which takes longer%s",
+            model.name,
+            model.stepped,
+            is_off if self.info.num_snapshots else "",
+        )
+        self.info = replace(self.info, num_snapshots=0)
 
     def _load_adapters(self, model: LoadedModel, lora: LoraConfig, *, is_left_out: bool) -> None:
         """Read all adapters. Raises ModelLoadError for one that cannot be read, unless those are

@@ -3,13 +3,12 @@
 Some of transformers' mixers forget their state where a chunk of more than one token continues a
 row (Mamba-1, in Jamba): the text would be wrong, and nothing would say so. So each kind of mixer is
 tried with its loaded weights, in float32: what is tried is its code, and few digits would hide a
-state that is forgotten. One that fails in chunks alone has its chunks computed token by
-token; one that fails in single steps, too, cannot be served.
+state that is forgotten. One that fails in chunks alone has its chunks computed token by token,
+unless kernels compute it; one that fails in single steps, too, cannot be served.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,8 +17,6 @@ import torch
 from slipstream_core.states.mixers import Mixer
 from slipstream_core.states.state_cache import EachTokenAlone, MixerStates
 from slipstream_core.states.state_pool import StatePool, StateStep
-
-logger = logging.getLogger(__name__)
 
 _NUM_TOKENS = 7
 _STEPS = (1,) * _NUM_TOKENS
@@ -30,8 +27,8 @@ _TOLERANCE = 1e-3
 _POWER = 10.0  # times the tolerance: what a forgotten state has to change
 
 
-def check_continuation(name: str, mixers: Sequence[Mixer]) -> None:
-    """Try each kind of mixer, and set `is_stepped` of those that need it.
+def check_continuation(mixers: Sequence[Mixer]) -> str:
+    """Try each kind of mixer, and set `is_stepped` of those that need it; returns why some do.
 
     A trial forward has run (`read_states`). Raises ValueError for a mixer that cannot be continued.
     """
@@ -44,15 +41,8 @@ def check_continuation(name: str, mixers: Sequence[Mixer]) -> None:
             with torch.inference_mode():
                 faults[kind] = _fault_of_chunks(twin)
         mixer.is_stepped = faults[kind] is not None
-    for (kind_of_module, _), fault in faults.items():
-        if fault is not None:
-            logger.warning(
-                "%s: %s %s, so chunks of a prompt that continue another are computed token by "
-                "token, which takes longer",
-                name,
-                kind_of_module.__name__,
-                fault,
-            )
+    said = {f"{kind.__name__} {fault}" for (kind, _), fault in faults.items() if fault is not None}
+    return ", ".join(sorted(said))
 
 
 def _fault_of_chunks(mixer: Mixer) -> str | None:

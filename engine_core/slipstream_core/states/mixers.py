@@ -117,10 +117,14 @@ class Mixer:
         mixed: torch.Tensor = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
         return mixed
 
-    def forward(self, hidden_states: torch.Tensor, **others: Any) -> Any:
+    def forward(self, hidden_states: torch.Tensor, *unnamed: object, **others: Any) -> Any:
         """Replaces the original forward: the step's tokens [1, T, width], each row from its
         state.
         """
+        if unnamed:
+            raise StateError(
+                f"{self.kind} is called with {len(unnamed)} unnamed arguments beside its inputs"
+            )
         carrier = others.get(str(self._cache_name))
         if not isinstance(carrier, StateCarrier):
             raise StateError(f"{self.kind} is given no cache")

@@ -178,14 +178,6 @@ def test_settings_without_room_are_refused_for_what_they_are(
         with_states(model, given, cache)
 
 
-def test_nothing_is_cached_where_chunks_are_stepped(
-    model: LoadedModel, caplog: pytest.LogCaptureFixture
-) -> None:
-    stepped = dataclasses.replace(model, is_stepped=True)
-    assert num_snapshots(stepped, config(num_blocks=9), 1 << 30) == 0
-    assert "prefix caching is off, as it costs more than it saves" in caplog.text
-
-
 def test_the_default_is_not_lowered_for_blocks_that_come_on_top(model: LoadedModel) -> None:
     default = config(max_num_seqs=256, card_defaults=UNSET, num_blocks=9)
     assert with_states(model, default, 10 * model.state_bytes).max_num_seqs == 4

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -620,3 +621,40 @@ def test_time_steps_that_prompts_alone_limit(tmp_path: Path) -> None:
                 assert loop.scheduler.prefix_cache_hits > 0
     finally:
         runner.close()
+
+
+@pytest.mark.parametrize("name", ["Jamba", "Mamba", "Falcon-Mamba"])
+def test_what_forgets_its_state_in_chunks_is_cached_where_kernels_compute_it(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Transformers' Mamba-1, whose chunks that continue a row are single tokens elsewhere."""
+    if kernels() is None:
+        pytest.skip("no C compiler")
+    torch.set_num_threads(1)
+    [tiny] = (each for each in tiny_models.HYBRIDS if each.name == name)
+    tiny_models.save(tiny, tmp_path)
+    model = load_model(str(tmp_path), device="cpu", dtype="float32", max_model_len=80)
+    turns = turns_of(tmp_path)
+    with closing(runner_of(model, packs=False)) as runner:
+        assert runner.info.num_snapshots == 0
+        said = "forgets its state where a chunk continues a row, so chunks of a prompt"
+        assert said in caplog.text
+        assert "prefix caching is off" in caplog.text
+    caplog.clear()
+    with closing(runner_of(model, packs=True)) as runner:
+        assert runner.info.num_snapshots == MOST_SNAPSHOTS
+        for expected, num_blocks in (
+            (turns, 120),
+            (turns, 24),
+            (outputs_of(tmp_path, alike()), 120),
+        ):
+            loop = Loop(
+                runner,
+                expected,
+                num_blocks=num_blocks,
+                num_snapshots=runner.info.num_snapshots,
+                max_model_len=80,
+            )
+            assert all(right(loop.run(), expected))
+            assert loop.scheduler.prefix_cache_hits >= 60
+    assert not caplog.text
