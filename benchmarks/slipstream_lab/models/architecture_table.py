@@ -29,6 +29,7 @@ from slipstream_core.model.loader import load_model
 from slipstream_lab.models.tiny_models import (
     ARCHITECTURES,
     CACHED,
+    FURTHER,
     HYBRIDS,
     VARIANTS,
     Architecture,
@@ -89,7 +90,8 @@ def main() -> int:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(1)  # the models are too small for more
-    chosen = [each for each in ARCHITECTURES + HYBRIDS if options.only.lower() in each.name.lower()]
+    every = ARCHITECTURES + HYBRIDS + FURTHER
+    chosen = [each for each in every if options.only.lower() in each.name.lower()]
     if not chosen:
         parser.error(f"--only: got {options.only!r}, allowed: a part of an architecture's name")
     rows = [measure(each) for each in tqdm(chosen, disable=None, leave=False)]

@@ -325,12 +325,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         ),
     ),
     _served("Llama, tied embeddings", "LlamaConfig", tie_word_embeddings=True),
-    _served(
-        "Llama, dynamic rope",
-        "LlamaConfig",
-        rope_parameters=_rope("dynamic", factor=2.0),
-        max_position_embeddings=max(PROMPT_LENS) + NUM_OUTPUTS,  # changes beyond that
-    ),
     _served("Qwen2", "Qwen2Config"),
     _served(
         "Qwen2, sliding window",
@@ -427,27 +421,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     _served("Hunyuan", "HunYuanDenseV1Config", head_dim=16),
     _served(
-        "Hunyuan, alpha rope",
-        "HunYuanDenseV1Config",
-        head_dim=16,
-        rope_parameters=_rope("dynamic", factor=1.0, alpha=1000.0),
-    ),
-    _served(
         "MiniMax-M2", "MiniMaxM2Config", head_dim=16, num_local_experts=4, num_experts_per_tok=2
     ),
     _served("Arcee", "ArceeConfig"),
-    _served(
-        "LongCat-Flash (MLA)",
-        "LongcatFlashConfig",
-        **_LATENT,
-        num_layers=2,  # each attends twice
-        head_dim=8,
-        ffn_hidden_size=96,
-        expert_ffn_hidden_size=32,
-        n_routed_experts=4,
-        zero_expert_num=2,
-        moe_topk=2,
-    ),
     _served("Apertus", "ApertusConfig"),
     _served("Helium", "HeliumConfig", head_dim=16),
     _tower(
@@ -533,35 +509,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         *_SIGLIP,
         text={"model_type": "llama"},
         image_token_index=190,
-    ),
-    _tower(
-        "VideoLLaMA 3, as text",
-        "VideoLlama3Config",
-        *_SIGLIP[:-1],
-        text={"model_type": "qwen2"},
-        image_token_id=190,
-        video_token_id=191,
-    ),
-    Architecture(
-        "Step 3.7, as text",
-        "Step3p7Config",
-        {
-            "text_config": _BASE
-            | {
-                "head_dim": 16,
-                "sliding_window": WINDOW,
-                "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
-                "moe_layers_enum": "1,2,3",
-                "moe_num_experts": 4,
-                "moe_top_k": 2,
-                "moe_intermediate_size": 32,
-                "share_expert_dim": 32,
-            },
-            "vision_config": {"width": 32, "layers": 1, "heads": 2, "image_size": 16}
-            | {"patch_size": 4},
-            "image_token_id": 190,
-            "tie_word_embeddings": False,
-        },
     ),
     _refused("BLOOM", "BloomConfig", _NOT_REPLACEABLE, hidden_size=32, n_layer=2, n_head=4),
     _refused("Falcon", "FalconConfig", _NOT_REPLACEABLE, hidden_size=32, num_attention_heads=4),
@@ -855,14 +802,6 @@ HYBRIDS: tuple[Architecture, ...] = (
         **_QWEN_TOKENS,
     ),
     _tower(
-        "MiniCPM-V 4.6, as text",
-        "MiniCPMV4_6Config",
-        *_SIGLIP,
-        text={"model_type": "qwen3_5_text"} | _GATED_DELTA | _PARTS_OF_MROPE,
-        image_token_id=190,
-        video_token_id=191,
-    ),
-    _tower(
         "LFM2-VL, as text",
         "Lfm2VlConfig",
         "hidden_size",
@@ -872,5 +811,86 @@ HYBRIDS: tuple[Architecture, ...] = (
         "patch_size",
         text={"model_type": "lfm2", **_SHORT_CONV, "block_multiple_of": 32},
         image_token_id=190,
+    ),
+)
+
+# Like others but for ropes, experts or heads that a trial without weights has to know; they are
+# compared with `generate` alone.
+FURTHER: tuple[Architecture, ...] = (
+    _served(
+        "Llama, dynamic rope",
+        "LlamaConfig",
+        rope_parameters=_rope("dynamic", factor=2.0),
+        max_position_embeddings=max(PROMPT_LENS) + NUM_OUTPUTS,  # changes beyond that
+    ),
+    _served(
+        "Hunyuan, alpha rope",
+        "HunYuanDenseV1Config",
+        head_dim=16,
+        rope_parameters=_rope("dynamic", factor=1.0, alpha=1000.0),
+    ),
+    Architecture(
+        "DBRX",
+        "DbrxConfig",
+        {
+            **dict.fromkeys(("num_key_value_heads", "eos_token_id"), None),
+            "vocab_size": VOCAB_SIZE,
+            "d_model": 64,
+            "n_heads": 4,
+            "n_layers": 3,
+            "max_seq_len": MAX_MODEL_LEN,
+            "initializer_range": 0.15,
+            "attn_config": {"clip_qkv": 8, "kv_n_heads": 2, "rope_theta": 10000.0},
+            "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+    ),
+    _served(
+        "LongCat-Flash (MLA)",
+        "LongcatFlashConfig",
+        **_LATENT,
+        num_layers=2,  # each attends twice
+        head_dim=8,
+        ffn_hidden_size=96,
+        expert_ffn_hidden_size=32,
+        n_routed_experts=4,
+        zero_expert_num=2,
+        moe_topk=2,
+    ),
+    _tower(
+        "VideoLLaMA 3, as text",
+        "VideoLlama3Config",
+        *_SIGLIP[:-1],
+        text={"model_type": "qwen2"},
+        image_token_id=190,
+        video_token_id=191,
+    ),
+    Architecture(
+        "Step 3.7, as text",
+        "Step3p7Config",
+        {
+            "text_config": _BASE
+            | {
+                "head_dim": 16,
+                "sliding_window": WINDOW,
+                "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+                "moe_layers_enum": "1,2,3",
+                "moe_num_experts": 4,
+                "moe_top_k": 2,
+                "moe_intermediate_size": 32,
+                "share_expert_dim": 32,
+            },
+            "vision_config": {"width": 32, "layers": 1, "heads": 2, "image_size": 16}
+            | {"patch_size": 4},
+            "image_token_id": 190,
+            "tie_word_embeddings": False,
+        },
+    ),
+    _tower(
+        "MiniCPM-V 4.6, as text",
+        "MiniCPMV4_6Config",
+        *_SIGLIP,
+        text={"model_type": "qwen3_5_text"} | _GATED_DELTA | _PARTS_OF_MROPE,
+        image_token_id=190,
+        video_token_id=191,
     ),
 )

@@ -30,7 +30,7 @@ from tqdm import tqdm
 from slipstream_bench.common.report import columns_of, markdown_of
 from slipstream_core.load_error import ModelLoadError, brief
 from slipstream_core.model import loader
-from slipstream_lab.models.tiny_models import ARCHITECTURES, HYBRIDS, WITHIN_LIMITS
+from slipstream_lab.models.tiny_models import ARCHITECTURES, FURTHER, HYBRIDS, WITHIN_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def kinds_of(rows: list[TypeRow]) -> Counter[str]:
 def exact_names() -> dict[str, list[str]]:
     """The names of the table of exactness that are served, by type; a tower's under its own."""
     found: dict[str, list[str]] = {}
-    for each in (*ARCHITECTURES, *HYBRIDS, *WITHIN_LIMITS):
+    for each in (*ARCHITECTURES, *HYBRIDS, *WITHIN_LIMITS, *FURTHER):
         if each.refused is None:
             found.setdefault(each.config().model_type, []).append(each.name)
     return found

@@ -41,7 +41,7 @@ from slipstream_core.states.state_cache import (
 )
 
 _STATE_METHODS = {"update_conv_state", "update_recurrent_state"}
-_CACHE_NAMES = ("cache_params", "past_key_values")
+_CACHE_NAMES = ("cache_params", "past_key_values", "cache")  # the last since transformers 5.24
 _POSITIONS = {"position_ids", "position_embeddings"}
 # there is no padding to mask; `paged` is attention's
 _IGNORED = WITHOUT_EFFECT | {"attention_mask", "paged", *_CACHE_NAMES}

@@ -137,9 +137,16 @@ class StateCarrier:
         self.step = step
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        kwargs: object = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys and values as they are; attention stores them in the paged cache."""
+        """The keys and values as they are; attention stores them in the paged cache.
+
+        kwargs: the forward's, which caches of transformers 5.24 take and nothing here needs.
+        """
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -20,7 +20,7 @@ from slipstream_core.model.unsupported import refuse_chunks, take_counted_scale
 from slipstream_lab.models import tiny_models
 
 SERVED = [each for each in tiny_models.ARCHITECTURES if each.refused is None]
-SERVED += tiny_models.WITHIN_LIMITS
+SERVED += tiny_models.WITHIN_LIMITS + tiny_models.FURTHER
 QUICK = {"Qwen3.5", "LFM2", "Bamba", "Mamba 2"}  # a kind of mixer each
 HYBRIDS = [
     pytest.param(each, id=each.name, marks=[] if each.name in QUICK else [pytest.mark.long])

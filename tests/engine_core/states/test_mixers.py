@@ -102,6 +102,28 @@ def states_of(model: Model) -> tuple[tuple[Mixer, ...], list[MixerStates]]:
     return mixers, read_states(model, mixers, torch.device("cpu"))
 
 
+class NewName(Decay):
+    def forward(self, hidden_states: Any, cache: Any = None, **others: Any) -> Any:
+        return super().forward(hidden_states, cache, **others)
+
+
+class ModelOfNewNames(Model):
+    """As transformers 5.24 has it: a cache is a `cache`, and gets the forward's arguments."""
+
+    def forward(self, input_ids: Any, cache: Any = None, **others: Any) -> Any:
+        hidden = input_ids[..., None].expand(-1, -1, WIDTH).float()
+        hidden, _ = cache.update(hidden, hidden, 0, kwargs=others)
+        return self.mixer(hidden, cache=cache)
+
+
+def test_a_cache_may_have_its_newer_name() -> None:
+    mixers, [states] = states_of(ModelOfNewNames(NewName()))
+    assert states.recurrent[0].shape == (WIDTH,)
+    assert check_continuation(mixers) == ""
+    with pytest.raises(TypeError, match="NewName is called with 1 unnamed arguments"):
+        mixers[0].module(torch.zeros(1, 1, WIDTH), None)
+
+
 def test_a_mixer_is_known_by_what_it_asks_for() -> None:
     mixers, [states] = states_of(Model(Decay()))
     assert [each.kind for each in mixers] == ["Decay"]
