@@ -160,7 +160,7 @@ def refuse_chunks(
     ):
         if kind == _CHUNKED and device.type == "cpu" and chunked_layers(text):
             continue
-        numbers = [getattr(text, option, None) for option in options]
+        numbers: list[Any] = [getattr(text, option, None) for option in options]
         most = None if None in numbers else math.prod(numbers)
         if kind in kinds and (most is None or max_model_len > most):
             said = " x ".join(options)
