@@ -536,7 +536,7 @@ def _max_model_len(name: str, text: PreTrainedConfig, asked: int | None) -> int:
 
 
 class _Trial(NamedTuple):
-    """What a model's forward on the meta device shows."""
+    """The findings of a forward on the meta device."""
 
     layers: dict[int, LayerGeometry]  # that attend
     shell: PreTrainedModel  # the model, without its towers
