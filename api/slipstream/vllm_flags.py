@@ -300,7 +300,16 @@ ONLY: dict[str, Only] = {
     "worker_extension_cls": Only(_CODE),
 }
 _FORMERLY_RENAMED = {
-    "task": Renamed("runner", {"auto": None, "embed": "pooling", "embedding": "pooling"})
+    "task": Renamed(
+        "runner",
+        {
+            "auto": None,
+            "classify": "pooling",
+            "embed": "pooling",
+            "embedding": "pooling",
+            "score": "pooling",
+        },
+    )
 }
 _FORMERLY_ONLY: dict[str, Only] = {
     "num_speculative_tokens": Only(_SPECULATIVE),

@@ -75,7 +75,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one engine core; unknown names and values out of range are refused.
 
     `runner` is what the model is served for; auto takes an encoder, and a model that comes with
-    sentence-transformers' modules, for pooling. `convert` makes an embedder of any model.
+    sentence-transformers' modules, for pooling. `convert` makes an embedder of any model, or asks
+    for its classes.
     `served_model_name` is the name that clients see; by default `model`. `aliases` are other names
     that they may use.
     `kv_cache_gib` bounds the cache on the CPU, `gpu_memory_utilization` is the fraction of a card's
@@ -128,7 +129,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     model: str
     runner: Literal["auto", "generate", "pooling"] = "auto"
-    convert: Literal["auto", "none", "embed"] = "auto"
+    convert: Literal["auto", "none", "embed", "classify"] = "auto"
     served_model_name: str | None = None
     aliases: tuple[str, ...] = ()
     address: str  # ipc:// endpoint the worker connects to

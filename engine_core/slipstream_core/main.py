@@ -28,7 +28,7 @@ from slipstream_core.engine.build import (
     engine_of,
 )
 from slipstream_core.load_error import load_status
-from slipstream_core.pooling.runner_choice import serves_pooling
+from slipstream_core.pooling.runner_choice import pooling_task
 from slipstream_core.ranks.processes import Ranks, import_ranks
 from slipstream_core.step.plan import TurnRunner
 from slipstream_ipc.messages import Status
@@ -106,10 +106,11 @@ def _open_core(
     poller: zmq.Poller,
 ) -> ServingCore:
     """Load the model and open its socket. Raises ValueError, MemoryError, OSError, zmq.ZMQError."""
-    if serves_pooling(config):
+    task = pooling_task(config)
+    if task is not None:
         from slipstream_core.pooling.pooling_core import open_pooling_core  # imports torch
 
-        return open_pooling_core(config, context, poller)
+        return open_pooling_core(config, task, context, poller)
     config = engine.with_defaults(config)
     return assemble_core(config, _load(config, ranks), context, poller)
 

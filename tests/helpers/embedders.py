@@ -15,7 +15,12 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch.nn.functional import normalize
-from transformers import AutoModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 WORDS = [
     "a",
@@ -105,22 +110,7 @@ def save_embedder(
     """Save a tiny model with its tokenizer. pooling: of sentence-transformers; None: there is no
     modules.json. modules: behind it; Dense halves the width. changes: of its configuration.
     """
-    torch.set_num_threads(1)  # teams wait for each other where a machine is busy
-    config = (CONFIGS | WRONG)[name]()
-    for key, value in changes.items():
-        setattr(config, key, value)
-    torch.manual_seed(0)
-    model = AutoModel.from_config(config, dtype=torch.float32)
-    with (
-        torch.no_grad()
-    ):  # weights that matter: the usual ones are so small that all texts are alike
-        for weight in model.parameters():
-            if weight.dim() == 1:
-                weight.add_(torch.randn_like(weight), alpha=0.1)
-            else:
-                weight.mul_(3)
-    model.eval().save_pretrained(folder)
-    save_tokenizer(folder)
+    _save_model(AutoModel, name, folder, changes)
     if pooling is None:
         return folder
     kinds = ["Transformer", "Pooling", *modules]
@@ -153,6 +143,39 @@ def save_embedder(
     return folder
 
 
+def save_classifier(
+    name: str, folder: Path, *, labels: Sequence[str] = ("relevant",), **changes: Any
+) -> Path:
+    """Save a tiny model that has a number for each label, with its tokenizer."""
+    names = {"id2label": dict(enumerate(labels)), "label2id": dict.fromkeys(labels, 0)}
+    return _save_model(AutoModelForSequenceClassification, name, folder, {**names, **changes})
+
+
+def save_decoder(name: str, folder: Path) -> Path:
+    """Save a tiny model that generates, with the tokenizer."""
+    return _save_model(AutoModelForCausalLM, name, folder, {})
+
+
+def _save_model(loader: Any, name: str, folder: Path, changes: Mapping[str, Any]) -> Path:
+    torch.set_num_threads(1)  # teams wait for each other where a machine is busy
+    config = (CONFIGS | WRONG)[name]()
+    for key, value in changes.items():
+        setattr(config, key, value)
+    torch.manual_seed(0)
+    model = loader.from_config(config, dtype=torch.float32)
+    with (
+        torch.no_grad()
+    ):  # weights that matter: the usual ones are so small that all texts are alike
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                weight.add_(torch.randn_like(weight), alpha=0.1)
+            else:
+                weight.mul_(3)
+    model.eval().save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
 def save_dense(folder: Path) -> None:
     """Save a layer that halves the width."""
     from safetensors.torch import save_file
@@ -178,7 +201,9 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
     backend.normalizer = normalizers.BertNormalizer()  # type: ignore[assignment]
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
     backend.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -215,3 +240,22 @@ def reference_vectors(
                 row = torch.tanh(weights["linear.weight"] @ row + weights["linear.bias"])
             vectors.append(normalize(row, dim=0))
     return torch.stack(vectors).numpy()
+
+
+def reference_logits(
+    folder: Path, sequences: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None
+) -> npt.NDArray[np.float32]:
+    """What transformers' own class computes of each sequence alone: [sequences, labels]."""
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    ).eval()
+    has_types = getattr(model.config, "type_vocab_size", 1) > 1
+    found = []
+    with torch.inference_mode():
+        for at, each in enumerate(sequences):
+            ids = torch.tensor([list(each)])
+            given = {"token_type_ids": torch.tensor([list(types[at])])} if types else {}
+            if not has_types:
+                given = {}
+            found.append(model(input_ids=ids, attention_mask=torch.ones_like(ids), **given).logits)
+    return torch.cat(found).numpy()

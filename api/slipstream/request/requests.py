@@ -39,6 +39,7 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.transport.codec import client_codec, encode_params
 from slipstream_ipc.validation.media import why_no_media
+from slipstream_ipc.validation.pooling import served_for
 from slipstream_ipc.validation.request_spec import check_spec
 from slipstream_ipc.validation.sampling_params import (
     check_num_logprobs,
@@ -174,7 +175,7 @@ def new_submits(
     Raises: BadRequestError.
     """
     if model is not None and model.pooling is not None:
-        why = f"{model.name!r} is served for embeddings: it generates no text"
+        why = f"{model.name!r} is served {served_for(model.pooling)}: it generates no text"
         raise BadRequestError(Fault("bad_request", why))
     try:
         text, token_ids, messages, media, _ = checked = checked_prompt(prompt)

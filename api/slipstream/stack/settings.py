@@ -38,7 +38,7 @@ _Process = Literal["core", "worker", "http", "supervisor"]
 LoadFormat = Literal["auto", "gguf", "hf", "safetensors"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Runner = Literal["auto", "generate", "pooling"]
-Convert = Literal["auto", "none", "embed"]
+Convert = Literal["auto", "none", "embed", "classify"]
 CacheDtype = Literal["auto", "fp8", "fp8_e4m3", "int8_per_token_head"]
 Quantization = Literal[
     "fp8_per_block",
@@ -99,14 +99,20 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Runner,
         _about(
             MODEL,
-            "what the model is served for: text (generate) or embeddings (pooling); auto takes an "
-            "encoder, and what sentence-transformers has saved, for embeddings",
+            "what the model is served for: text (generate), or embeddings, classes and scores "
+            "(pooling); auto takes an encoder, a classifier, and what sentence-transformers has "
+            "saved, for pooling",
             to="core",
         ),
     ] = "auto"
     convert: Annotated[
         Convert,
-        _about(MODEL, "serve any model for something else: embed, for embeddings", to="core"),
+        _about(
+            MODEL,
+            "serve a model for something else: embed, for embeddings; classify, for classes and "
+            "scores",
+            to="core",
+        ),
     ] = "auto"
     served_model_name: Annotated[
         str | tuple[str, ...] | None,

@@ -24,7 +24,7 @@ import zmq
 from slipstream_core.config import CoreConfig
 from slipstream_core.kernels.cpu.cpu_threads import num_cores
 from slipstream_core.model.fingerprint import fingerprint_of
-from slipstream_core.pooling.flat_model import FlatModel, finished, load_flat_model
+from slipstream_core.pooling.flat_model import FlatModel, load_flat_model
 from slipstream_core.pooling.pooling_queue import PoolingQuery, PoolingQueue, PoolingStep
 from slipstream_core.step.device_thread import DeviceThread
 from slipstream_core.step.plan import ModelInfo
@@ -48,6 +48,7 @@ from slipstream_ipc.messages import (
     Pool,
     Pooled,
     PoolingCard,
+    PoolingTask,
     Positions,
     SyncDone,
     WorkerToCore,
@@ -65,7 +66,7 @@ from slipstream_ipc.transport.sockets import listen
 logger = logging.getLogger(__name__)
 
 _GAUGE_S = 0.05  # between two looks at the load
-_NO_STREAMS = Fault("bad_request", "this model is served for embeddings: it generates no text")
+_NO_STREAMS = Fault("bad_request", "this model is served for pooling: it generates no text")
 _NO_ADAPTERS = Fault("bad_request", "this server serves no adapters (--enable-lora)")
 
 
@@ -78,7 +79,7 @@ class _Outbox:
 
 
 class PoolingCore:
-    """A core that computes embeddings."""
+    """A core that computes embeddings or classes."""
 
     def __init__(
         self,
@@ -126,7 +127,8 @@ class PoolingCore:
     @property
     def detail(self) -> str:
         """The served model, for the log."""
-        return f"{self._card.name}, embeddings of {self._model.dimensions} dimensions"
+        what = "labels" if self._model.head is not None else "dimensions"
+        return f"{self._card.name}, rows of {self._model.dimensions} {what}"
 
     @property
     def load(self) -> tuple[int, int]:
@@ -270,7 +272,7 @@ class PoolingCore:
             ids = list({query.pool.query_id.ljust(16, b"\0") for query, _ in step.entries})
             words = np.frombuffer(b"".join(ids), np.uint64).reshape(-1, 2)
             self._note.launch(self._step, words, np.arange(len(ids)))
-        self._device.submit(partial(self._model.embed, step.sequences))
+        self._device.submit(partial(self._model.embed, step.sequences, step.first_lens))
 
     def _collect(self) -> None:
         step, now = self._running, time.monotonic()
@@ -305,9 +307,7 @@ class PoolingCore:
                 self._end(query, self._pooled(query.pool, query.vectors))
 
     def _pooled(self, pool: Pool, vectors: Float32s) -> Pooled:
-        normalizes = self._model.recipe.normalizes if pool.normalizes is None else pool.normalizes
-        dimensions = pool.dimensions or self._model.dimensions
-        final = finished(vectors, dimensions, normalizes=normalizes)
+        final = self._model.finished(vectors, pool.dimensions, pool.normalizes)
         return Pooled(pool.number, final.astype("<f4", copy=False).tobytes())
 
     def _failed(self, step: PoolingStep, error: Exception) -> None:
@@ -328,13 +328,16 @@ class PoolingCore:
 
 
 def open_pooling_core(
-    config: CoreConfig, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller
+    config: CoreConfig,
+    task: PoolingTask,
+    context: zmq.Context[zmq.Socket[bytes]],
+    poller: zmq.Poller,
 ) -> PoolingCore:
-    """Load `config.model` and serve it. Raises ModelLoadError; OSError or zmq.ZMQError where the
-    address cannot be bound.
+    """Load `config.model` and serve it for a task. Raises ModelLoadError; OSError or zmq.ZMQError
+    where the address cannot be bound.
     """
     torch.set_num_threads(1)  # of this thread: a second team would spin beside the device's
-    return PoolingCore(config, load_flat_model(config), context, poller)
+    return PoolingCore(config, load_flat_model(config, task), context, poller)
 
 
 def _check(pool: Pool, vocab_size: int) -> None:
@@ -342,6 +345,8 @@ def _check(pool: Pool, vocab_size: int) -> None:
     counts, ids = u32(pool.counts, "counts"), u32(pool.token_ids, "token_ids")
     if not len(counts) or not counts.all() or int(counts.sum(dtype=np.int64)) != len(ids):
         raise ProtocolError("the counts of a Pool do not match its ids")
+    if pool.first_lens and len(u32(pool.first_lens, "first_lens")) != len(counts):
+        raise ProtocolError("the first_lens of a Pool do not match its counts")
     if int(ids.max()) >= vocab_size:
         raise ProtocolError("a Pool with ids that are not in the vocabulary")
 
@@ -358,5 +363,13 @@ def _card(config: CoreConfig, model: FlatModel) -> ModelCard:
         model.eos_token_ids,
         fingerprint=fingerprint_of(config, info),
         aliases=config.aliases,
-        pooling=PoolingCard(model.dimensions, model.matryoshka, prompts, recipe.default_prompt),
+        pooling=PoolingCard(
+            model.dimensions,
+            model.matryoshka,
+            prompts,
+            recipe.default_prompt,
+            "embed" if model.head is None else "classify",
+            () if model.head is None else model.head.labels,
+            model.needs_template,
+        ),
     )

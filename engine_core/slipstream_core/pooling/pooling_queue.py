@@ -29,6 +29,7 @@ class PoolingQuery:
     worker: bytes
     pool: Pool
     sequences: list[UInt32s] = field(init=False)
+    first_lens: list[int] | None = field(init=False)  # as in Pool; None: there are none
     vectors: Float32s | None = None
     num_left: int = field(init=False)
     is_over: bool = False  # answered, or not asked any more
@@ -37,6 +38,7 @@ class PoolingQuery:
         """Cut the ids into sequences."""
         counts = u32(self.pool.counts)
         self.sequences = np.split(u32(self.pool.token_ids), counts.cumsum()[:-1])
+        self.first_lens = u32(self.pool.first_lens).tolist() or None
         self.num_left = len(self.sequences)
 
     @property
@@ -55,6 +57,14 @@ class PoolingStep:
     def sequences(self) -> list[UInt32s]:
         """Their token ids."""
         return [query.sequences[index] for query, index in self.entries]
+
+    @property
+    def first_lens(self) -> list[int | None]:
+        """Tokens of type 0 at the beginning of each; None: all are."""
+        return [
+            None if query.first_lens is None else query.first_lens[index]
+            for query, index in self.entries
+        ]
 
     @property
     def num_tokens(self) -> int:

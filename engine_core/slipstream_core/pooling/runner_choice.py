@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.load_error import ModelLoadError
+from slipstream_ipc.messages import PoolingTask
 from slipstream_ipc.validation.simulated_model import SIMULATED
 
 _RANDOM = "random:"
@@ -13,44 +14,46 @@ _EMBEDDING = ("ForTextEncoding", "EmbeddingModel", "ForMaskedLM", "ForPreTrainin
 _CLASSIFYING = "ForSequenceClassification"
 
 
-def serves_pooling(config: CoreConfig) -> bool:
-    """True if `config.model` is to be served for embeddings. Raises ModelLoadError where it cannot
-    be served as it is asked for.
+def pooling_task(config: CoreConfig) -> PoolingTask | None:
+    """What `config.model` computes of texts; None: it generates. Raises ModelLoadError where it
+    cannot be served as it is asked for.
     """
-    asks = config.runner == "pooling" or config.convert == "embed"
+    convert: PoolingTask | None = None
+    if config.convert == "embed" or config.convert == "classify":
+        convert = config.convert
+    asks = config.runner == "pooling" or convert is not None
     if config.runner == "generate":
-        if config.convert == "embed":
-            raise ModelLoadError(config.model, "convert is 'embed', but runner is 'generate'")
-        return False
+        if convert is not None:
+            raise ModelLoadError(config.model, f"convert is {convert!r}, but runner is 'generate'")
+        return None
     if config.model.startswith((SIMULATED, _RANDOM)) or config.engine != "slipstream":
         if asks:
-            raise ModelLoadError(config.model, "it cannot be served for embeddings")
-        return False
-    if not asks and not _embeds(config.model):
-        return False
-    if config.tensor_parallel_size > 1:
-        why = "embeddings are computed by one process; set tensor_parallel_size to 1"
+            what = "for classes" if convert == "classify" else "for embeddings"
+            raise ModelLoadError(config.model, f"it cannot be served {what}")
+        return None
+    found = convert or _task_of_files(config) or ("embed" if asks else None)
+    if found is not None and config.tensor_parallel_size > 1:
+        what = "embeddings" if found == "embed" else "classes"
+        why = f"{what} are computed by one process; set tensor_parallel_size to 1"
         raise ModelLoadError(config.model, why)
-    return True
+    return found
 
 
-def _embeds(model: str) -> bool:
-    """True if a model's files say that it is an embedder. Raises ModelLoadError."""
+def _task_of_files(config: CoreConfig) -> PoolingTask | None:
+    """What a model's files say that it computes of texts; None: nothing."""
     # these need transformers, which a simulated model does not
     from slipstream_core.model.hub import locate, read_json
     from slipstream_core.pooling.sentence_transformers_folder import is_sentence_transformer
 
     try:
-        source = locate(model)
+        source = locate(config.model)
     except ValueError:
-        return False  # the loader says what is wrong
-    if is_sentence_transformer(source):
-        return True
-    names = (read_json(source, "config.json") or {}).get("architectures") or [""]
-    name = str(names[0])
+        return None  # the loader says what is wrong
+    given = {**(read_json(source, "config.json") or {}), **config.hf_overrides}
+    name = str((given.get("architectures") or [""])[0])
     if name.endswith(_CLASSIFYING):
-        why = (
-            f"{name} classifies, which is not supported yet; --convert embed serves its embeddings"
-        )
-        raise ModelLoadError(model, why)
-    return not name.endswith(_GENERATING) and name.endswith(_EMBEDDING)
+        return "classify"
+    if is_sentence_transformer(source):
+        return "embed"
+    embeds = not name.endswith(_GENERATING) and name.endswith(_EMBEDDING)
+    return "embed" if embeds else None

@@ -155,7 +155,13 @@ from slipstream_ipc.messages.media import (
     PixelArray,
     PreparedImage,
 )
-from slipstream_ipc.messages.model_card import AdapterRef, ModelCard, NamedPrompt, PoolingCard
+from slipstream_ipc.messages.model_card import (
+    AdapterRef,
+    ModelCard,
+    NamedPrompt,
+    PoolingCard,
+    PoolingTask,
+)
 from slipstream_ipc.messages.pooling import (
     MAX_EMBEDDED,
     DropPool,
@@ -335,6 +341,7 @@ __all__ = [
     "Pool",
     "Pooled",
     "PoolingCard",
+    "PoolingTask",
     "Positions",
     "PreparedImage",
     "PromptLogprobs",

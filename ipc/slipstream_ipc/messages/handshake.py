@@ -11,7 +11,7 @@ from slipstream_ipc.messages.replica import Gauge, Load
 from slipstream_ipc.messages.shared import Fault
 
 PROTOCOL_VERSION = 2  # between client and worker
-CORE_HOP_VERSION = 6  # between worker and core, which are of one release
+CORE_HOP_VERSION = 7  # between worker and core, which are of one release
 
 
 class Hello(Struct, array_like=True, frozen=True, tag=tags.HELLO):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -35,16 +35,24 @@ class NamedPrompt(Struct, array_like=True, frozen=True):
     text: LongText
 
 
+PoolingTask = Literal["embed", "classify"]
+
+
 class PoolingCard(Struct, array_like=True, frozen=True):
-    """The vectors of a model that is served for embeddings. dimensions: of its vectors.
+    """The rows of a model that is served for pooling. dimensions: of its vectors, or its labels.
     matryoshka: shorter lengths that they may be cut to; None: none, empty: any. default_prompt: the
     name of the one that stands in front of an input unless a request names another; empty: none.
+    labels: of a model that classifies, in the order of its numbers. needs_template: it has learnt
+    pairs in a template, which is not among its files.
     """
 
     dimensions: U32
     matryoshka: Annotated[tuple[U32, ...], Meta(max_length=1024)] | None = None
     prompts: Annotated[tuple[NamedPrompt, ...], Meta(max_length=256)] = ()
     default_prompt: Label = ""
+    task: PoolingTask = "embed"
+    labels: Annotated[tuple[str, ...], Meta(max_length=2**16)] = ()
+    needs_template: bool = False
 
 
 class ModelCard(Struct, array_like=True, frozen=True):

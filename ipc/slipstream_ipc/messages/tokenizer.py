@@ -42,6 +42,11 @@ class Render(Struct, array_like=True, frozen=True):
     truncate_to: int = 0
     truncates_left: bool = False
     media: tuple[MediaSize, ...] = ()  # of `messages`, whose ids get their placeholders
+    pairs: tuple[str, ...] = ()  # as in Embed, and what is below
+    max_first: int = 0
+    max_second: int = 0
+    template_kwargs: str = ""
+    needs_template: bool = False  # of pairs; as in PoolingCard
 
 
 class Rendered(Struct, array_like=True, frozen=True, tag=0):
@@ -64,6 +69,7 @@ class Rendered(Struct, array_like=True, frozen=True, tag=0):
     prediction_ids: bytes = b""  # as in Admit
     counts: bytes = b""  # of `texts`: tokens of each, a u32 column
     index: int | None = None  # among `texts`, of the one that the fault is about
+    first_lens: bytes = b""  # as in Pool
 
 
 class TokenizerReady(Struct, array_like=True, frozen=True, tag=1):

@@ -1,9 +1,41 @@
-"""Checks what a request for embeddings asks for."""
+"""Checks what a request for embeddings, classes or scores asks for."""
 
 from __future__ import annotations
 
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import PoolingCard
+from slipstream_ipc.messages import Fault, ModelCard, PoolingCard, PoolingTask
+
+_SERVED = {"embed": "for embeddings", "classify": "for classes and scores"}
+
+
+class WrongTask(BadRequest):
+    """The model is served for something else."""
+
+    def __init__(self, why: str) -> None:
+        ValueError.__init__(self, why)
+
+    @property
+    def fault(self) -> Fault:
+        """The error as a wire type; no field is at fault."""
+        return Fault("bad_request", str(self))
+
+
+def card_for(task: PoolingTask, card: ModelCard) -> PoolingCard:
+    """What a model makes of texts, if it is served for a task. Raises: WrongTask."""
+    pooling = card.pooling
+    options = "--runner pooling" if task == "embed" else "--convert classify"
+    if pooling is None:
+        why = f"{card.name!r} generates text: it is not served {_SERVED[task]} ({options})"
+        raise WrongTask(why)
+    if pooling.task != task:
+        why = f"{card.name!r} is served {_SERVED[pooling.task]}, not {_SERVED[task]} "
+        raise WrongTask(why + f"(--convert {task} serves it so)")
+    return pooling
+
+
+def served_for(pooling: PoolingCard) -> str:
+    """What a model that generates nothing is served for, in words."""
+    return _SERVED[pooling.task]
 
 
 def check_dimensions(dimensions: int, card: PoolingCard) -> None:

@@ -1,4 +1,4 @@
-"""Clients' queries for embeddings, on their way to the core and back.
+"""Clients' queries for embeddings, classes and scores, on their way to the core and back.
 
 - Texts become tokens among the other queries (`queries`); then the core is asked, all at once: it
   lets tenants and their calls take turns.
@@ -31,16 +31,13 @@ from slipstream_ipc.messages import (
     Render,
     Rendered,
 )
-from slipstream_ipc.validation.pooling import check_dimensions
+from slipstream_ipc.validation.pooling import card_for, check_dimensions
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.core_link import CoreLink
 
 MAX_WAITING = 4096  # queries that the core has not answered
 MAX_WAITING_TOKENS = 2**24  # their tokens
-_GENERATES = Fault(
-    "bad_request", "this model generates text: it is not served for embeddings (--runner pooling)"
-)
 
 
 @dataclass(eq=False, slots=True)
@@ -82,13 +79,12 @@ class EmbeddingQueries:
         """Take in a query: what is to be tokenised first; None: nothing is. Answers it at once if
         it is invalid.
         """
-        asked = _Asked(client, replace(embed, texts=(), token_ids=b""), tenant, self.now)
-        if card.pooling is None:
-            self._refuse(asked, _GENERATES)
-            return None
-        asked.width = card.pooling.dimensions
+        bare = replace(embed, texts=(), token_ids=b"", pairs=())
+        asked = _Asked(client, bare, tenant, self.now)
         try:
-            _check(embed, card, card.pooling)
+            pooling = card_for(embed.task, card)
+            asked.width = pooling.dimensions
+            _check(embed, card, pooling)
         except BadRequest as error:
             self._refuse(asked, error.fault)
             return None
@@ -102,6 +98,11 @@ class EmbeddingQueries:
                 max_tokens=card.max_model_len,
                 truncate_to=embed.truncate_to,
                 truncates_left=embed.truncates_left,
+                pairs=embed.pairs,
+                max_first=embed.max_first,
+                max_second=embed.max_second,
+                template_kwargs=embed.template_kwargs,
+                needs_template=pooling.needs_template,
             )
         try:
             token_ids, counts = _cut(embed, card)
@@ -119,7 +120,7 @@ class EmbeddingQueries:
         if answer.fault is not None:
             self._refuse(asked, answer.fault, answer.index)
         else:
-            self._ask(asked, answer.token_ids, answer.counts)
+            self._ask(asked, answer.token_ids, answer.counts, answer.first_lens)
 
     def answered(self, pooled: Pooled) -> None:
         """The core has answered a query."""
@@ -170,7 +171,7 @@ class EmbeddingQueries:
             if not self._readers.is_here(client):
                 self.withdraw(client)
 
-    def _ask(self, asked: _Asked, token_ids: bytes, counts: bytes) -> None:
+    def _ask(self, asked: _Asked, token_ids: bytes, counts: bytes, first_lens: bytes = b"") -> None:
         why = self._why_full(asked.tenant, len(token_ids) // 4)
         if why:
             self._refuse(asked, Fault("overloaded", why))
@@ -186,6 +187,7 @@ class EmbeddingQueries:
             embed.normalizes,
             embed.call,
             asked.tenant,
+            first_lens=first_lens,
         )
         self._asked[self._num_asked] = asked
         self._nums[asked.tenant] += 1
@@ -198,9 +200,9 @@ class EmbeddingQueries:
         """
         num, tokens = self._nums.total(), self._tokens.total()
         if self._nums[tenant] >= MAX_WAITING - num:
-            return f"{num} queries for embeddings are waiting already"
+            return f"{num} queries are waiting already"
         if self._tokens[tenant] + num_tokens > MAX_WAITING_TOKENS - tokens:
-            return f"queries for embeddings of {tokens} tokens are waiting already"
+            return f"queries of {tokens} tokens are waiting already"
         return ""
 
     def _pop(self, number: int) -> _Asked | None:
@@ -234,6 +236,8 @@ def _check(embed: Embed, card: ModelCard, pooling: PoolingCard) -> None:
     """Raises: BadRequest."""
     if bool(embed.texts) == bool(embed.counts):
         raise BadRequest("input", Summary("both or none"), "one of texts and token ids")
+    if embed.pairs and len(embed.pairs) != len(embed.texts):
+        raise BadRequest("input", Summary("texts and pairs of other numbers"), "as many of both")
     check_dimensions(embed.dimensions, pooling)
     if embed.truncate_to > card.max_model_len:
         allowed = f"at most {card.max_model_len}"

@@ -50,6 +50,7 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.transport.router import Session
 from slipstream_ipc.validation.media import sizes_of, why_no_media
+from slipstream_ipc.validation.pooling import served_for
 from slipstream_ipc.validation.request_spec import among_own
 from slipstream_worker.clients.core_queries import CoreQueries
 from slipstream_worker.clients.inspections import Inspections
@@ -77,7 +78,6 @@ from slipstream_worker.tokenizer.queue import RenderQueue
 
 logger = logging.getLogger(__name__)
 
-_EMBEDS = Fault("bad_request", "this model is served for embeddings: it generates no text")
 _CONFLICT = Fault("conflict", "this stream id is used by another request", "stream_id")
 
 
@@ -296,7 +296,8 @@ class ClientMessages:
             self._reject(session, submit, error.fault)
             return
         if card.pooling is not None:
-            self._reject(session, submit, _EMBEDS)
+            why = f"this model is served {served_for(card.pooling)}: it generates no text"
+            self._reject(session, submit, Fault("bad_request", why))
             return
         if submit.media and (why := why_no_media(card)):
             self._reject(session, submit, Fault("bad_request", why, "media"))

@@ -1,4 +1,5 @@
-"""Turns the texts of a query for embeddings into token ids, each by itself, and cuts long ones.
+"""Turns the texts of a query for pooling into token ids, each by itself, and cuts long ones. Pairs
+of texts are those of `pair_inputs`.
 
 A text that is cut keeps the special tokens that the tokenizer adds, as with transformers' own
 truncation, which changes the tokenizer and so cannot be used beside other threads.
@@ -28,13 +29,13 @@ def inputs_rendered(tokenizer: Any, request: Render) -> Rendered:
     most = request.truncate_to or request.max_tokens
     columns: list[np.ndarray[Any, np.dtype[np.uint32]]] = []
     for index, text in enumerate(request.texts):
-        if not request.truncate_to:
+        if not request.truncate_to and not request.max_first:
             num = tokens_if_too_long(text, most, num_tokens)
             if num:
                 given = Summary(f"{len(text)} characters, more than {most} tokens")
                 return _wrong(request, index, given, most)
         ids = tokenizer(text, add_special_tokens=adds)["input_ids"]
-        if len(ids) > most and request.truncate_to:
+        if request.max_first or (len(ids) > most and request.truncate_to):
             ids = _cut(tokenizer, text, request, adds=adds)
         if not 0 < len(ids) <= most:
             return _wrong(request, index, Summary(f"{len(ids)} tokens"), most)
@@ -49,6 +50,8 @@ def inputs_rendered(tokenizer: Any, request: Render) -> Rendered:
 def _cut(tokenizer: Any, text: str, request: Render, *, adds: bool) -> list[int]:
     """The ids of a text of which the end, or the beginning, is left out."""
     most, side = request.truncate_to, "left" if request.truncates_left else "right"
+    if not tokenizer.is_fast and request.max_first:
+        raise slow_tokenizer()
     if not tokenizer.is_fast:
         before: str = tokenizer.truncation_side
         tokenizer.truncation_side = side
@@ -61,9 +64,18 @@ def _cut(tokenizer: Any, text: str, request: Render, *, adds: bool) -> list[int]
     backend = tokenizer.backend_tokenizer
     encoding = backend.encode(text, add_special_tokens=False)
     num_added = backend.num_special_tokens_to_add(is_pair=False) if adds else 0
-    encoding.truncate(max(0, most - num_added), direction=side)
+    if request.max_first:
+        encoding.truncate(request.max_first)
+    if most:
+        encoding.truncate(max(0, most - num_added), direction=side)
     whole: list[int] = backend.post_process(encoding, add_special_tokens=adds).ids
-    return whole[:most]
+    return whole[:most] if most else whole
+
+
+def slow_tokenizer() -> BadRequest:
+    """The error for texts of which a tokenizer in Python cannot cut a part."""
+    name = "max_tokens_per_query, max_tokens_per_doc"
+    return BadRequest(name, Summary("a number"), "0: this model's tokenizer cuts no single texts")
 
 
 def _wrong(request: Render, index: int, given: str, most: int) -> Rendered:

@@ -38,7 +38,8 @@ def size_of(request: Render) -> int:
     num_ids = len(request.token_ids or b"") // 4
     num_chars = num_prompt_chars(request.text, request.messages, request.template)
     num_chars += IMAGE_CHARS * len(request.media)
-    return num_ids + num_chars + len(request.prediction) + sum(map(len, request.texts))
+    num_inputs = sum(map(len, (*request.texts, *request.pairs)))
+    return num_ids + num_chars + len(request.prediction) + num_inputs
 
 
 def num_prompt_chars(

@@ -98,7 +98,9 @@ def main() -> int:
         traits = ChatTraits()
         if not ready.error:
             kwargs = config.default_chat_template_kwargs
-            traits = chat_traits(tokenizer, ready)._replace(template_kwargs=kwargs)
+            traits = chat_traits(tokenizer, ready)._replace(
+                template_kwargs=kwargs, pair_template=config.chat_template
+            )
             try:
                 placeholders = load_placeholders(tokenizer, config.tokenizer)
                 traits = traits._replace(placeholders=placeholders)

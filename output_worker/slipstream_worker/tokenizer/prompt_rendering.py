@@ -42,6 +42,7 @@ from slipstream_worker.tokenizer.embedding_inputs import inputs_rendered
 from slipstream_worker.tokenizer.image_placeholders import ImagePlaceholders
 from slipstream_worker.tokenizer.long_prompts import SLICE_CHARS, tokens_if_too_long
 from slipstream_worker.tokenizer.open_turn import ChatTexts, open_turn
+from slipstream_worker.tokenizer.pair_inputs import pairs_rendered
 from slipstream_worker.tokenizer.template_dialect import TemplateDialect
 from slipstream_worker.tokenizer.turn_forms import FittedChat, Shape, fit
 
@@ -56,7 +57,8 @@ class ChatTraits(NamedTuple):
     """The properties of a tokenizer's chats. format: of answers; None where it is unknown. refused:
     shapes of chats that the template does not take, without tools and with them. forced: the format
     of forced calls, where `format` has none. placeholders: of images; None: it takes none.
-    template_kwargs: variables of the template that a request may replace.
+    template_kwargs: variables of the template that a request may replace. pair_template: that pairs
+    of texts to compare are written in, if any.
     """
 
     dialect: TemplateDialect = TemplateDialect()
@@ -65,6 +67,7 @@ class ChatTraits(NamedTuple):
     forced: ReadFormat | None = None
     placeholders: ImagePlaceholders | None = None
     template_kwargs: Mapping[str, Any] = MappingProxyType({})
+    pair_template: str | None = None
 
 
 _PLAIN = ChatTraits()
@@ -75,6 +78,9 @@ def render(tokenizer: Any, request: Render, traits: ChatTraits = _PLAIN) -> Rend
     try:
         if request.token_ids is not None:
             return _decoded(tokenizer, request, request.token_ids)
+        if request.pairs:
+            kwargs = dict(traits.template_kwargs)
+            return pairs_rendered(tokenizer, request, traits.pair_template, kwargs)
         if request.texts:
             return inputs_rendered(tokenizer, request)
         if request.messages and not tokenizer.chat_template:
