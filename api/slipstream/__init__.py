@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     )
     from slipstream.llm import LLM
     from slipstream.outputs import (
+        Classes,
+        ClassificationOutput,
+        ClassificationRequestOutput,
         Completion,
         CompletionOutput,
         Delta,
@@ -49,11 +52,16 @@ if TYPE_CHECKING:
         EmbeddingRequestOutput,
         Embeddings,
         Logprob,
+        RankedDocument,
         RequestMetrics,
         RequestOutput,
+        Scores,
+        ScoringOutput,
+        ScoringRequestOutput,
     )
-    from slipstream.request.embedding_inputs import EmbeddingOptions
+    from slipstream.request.embedding_inputs import ClassifyOptions, EmbeddingOptions
     from slipstream.request.prompts import TextPrompt, TokensPrompt
+    from slipstream.request.scoring_inputs import ScoringOptions
     from slipstream.request.served_models import LoRARequest
     from slipstream.sampling_params import (
         RepetitionDetection,
@@ -121,6 +129,10 @@ _MODULES = {
     "BadRequestError": "slipstream.errors",
     "CallOptions": "slipstream.client.call_options",
     "ChatMessage": "slipstream_ipc.messages",
+    "Classes": "slipstream.outputs",
+    "ClassificationOutput": "slipstream.outputs",
+    "ClassificationRequestOutput": "slipstream.outputs",
+    "ClassifyOptions": "slipstream.request.embedding_inputs",
     "Client": "slipstream.client.client",
     "ClosedError": "slipstream.errors",
     "Completion": "slipstream.outputs",
@@ -139,6 +151,7 @@ _MODULES = {
     "Logprob": "slipstream.outputs",
     "ModelCard": "slipstream_ipc.messages",
     "OverloadedError": "slipstream.errors",
+    "RankedDocument": "slipstream.outputs",
     "ReasoningDelta": "slipstream.answers.events",
     "RepetitionDetection": "slipstream.sampling_params",
     "RequestError": "slipstream.errors",
@@ -146,6 +159,10 @@ _MODULES = {
     "RequestOptions": "slipstream.client.call_options",
     "RequestOutput": "slipstream.outputs",
     "SamplingParams": "slipstream.sampling_params",
+    "Scores": "slipstream.outputs",
+    "ScoringOptions": "slipstream.request.scoring_inputs",
+    "ScoringOutput": "slipstream.outputs",
+    "ScoringRequestOutput": "slipstream.outputs",
     "SlipstreamError": "slipstream.errors",
     "Stack": "slipstream.stack.stack",
     "StackError": "slipstream.stack.supervisor_process",

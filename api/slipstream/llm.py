@@ -23,14 +23,25 @@ from slipstream import sampling_params
 from slipstream.client.call_options import CallOptions, CheckedOptions, options_for_many
 from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import ClosedError, ConnectionLostError, bad_request
-from slipstream.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
+from slipstream.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    RankedDocument,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from slipstream.progress import Progress
 from slipstream.request.embedding_inputs import (
+    ClassifyOptions,
     EmbeddingInput,
     EmbeddingOptions,
     embedding_inputs,
 )
 from slipstream.request.prompts import Conversation, Prompt, is_prompt_mapping
+from slipstream.request.scoring_inputs import ScoreInput, ScoringOptions
 from slipstream.stack.settings import SHORT_LIVED
 from slipstream.stack.stack import Stack, StackArguments
 from slipstream.stack.supervisor_process import StackError
@@ -149,6 +160,57 @@ class LLM:
                 found.vectors.tolist(), found.num_prompt_tokens, inputs, strict=True
             )
         ]
+
+    def classify(
+        self,
+        prompts: EmbeddingInput | Sequence[EmbeddingInput],
+        use_tqdm: bool | Callable[..., tqdm[Any]] = True,
+        **options: Unpack[ClassifyOptions],
+    ) -> list[ClassificationRequestOutput]:
+        """Classify each prompt, with a model that is served for classes; otherwise as `embed`."""
+        inputs = embedding_inputs(prompts)
+        found = self._client.classify(inputs, **options)
+        return [
+            ClassificationRequestOutput(
+                str(next(self._ids)), ClassificationOutput(probs), num_tokens, _text_of(given)
+            )
+            for probs, num_tokens, given in zip(
+                found.probs.tolist(), found.num_prompt_tokens, inputs, strict=True
+            )
+        ]
+
+    def score(
+        self,
+        data_1: ScoreInput | Sequence[ScoreInput],
+        data_2: ScoreInput | Sequence[ScoreInput],
+        use_tqdm: bool | Callable[..., tqdm[Any]] = True,
+        **options: Unpack[ScoringOptions],
+    ) -> list[ScoringRequestOutput]:
+        """Score pairs of texts: one with each of several, or as many of both. `Client.score`
+        returns one array instead.
+
+        use_tqdm: without effect: there is no bar.
+
+        Raises: as `Client.score`.
+        """
+        found = self._client.score(data_1, data_2, **options)
+        return [
+            ScoringRequestOutput(str(next(self._ids)), ScoringOutput(score), num_tokens)
+            for score, num_tokens in zip(
+                found.scores.tolist(), found.num_prompt_tokens, strict=True
+            )
+        ]
+
+    def rerank(
+        self,
+        query: ScoreInput,
+        documents: Sequence[ScoreInput],
+        *,
+        top_n: int | None = None,
+        **options: Unpack[ScoringOptions],
+    ) -> list[RankedDocument]:
+        """The documents that fit a query best. See `Client.rerank`."""
+        return self._client.rerank(query, documents, top_n=top_n, **options)
 
     def load_lora_adapter(
         self, lora_name: str, lora_path: str | os.PathLike[str], *, load_inplace: bool = False

@@ -457,6 +457,77 @@ class Embeddings(Struct, frozen=True, eq=False):
     num_prompt_tokens: list[int]
 
 
+class Classes(Struct, frozen=True, eq=False):
+    """What a call's inputs are, in their order.
+
+    probs: float32, [inputs, labels], or logits where these were asked for. labels: in the order of
+    the numbers. num_prompt_tokens: of each input.
+    """
+
+    probs: npt.NDArray[np.float32]
+    labels: tuple[str, ...]
+    num_prompt_tokens: list[int]
+
+    @property
+    def best(self) -> list[str]:
+        """The label of each input that has the highest number."""
+        return [self.labels[at] for at in self.probs.argmax(1).tolist()]
+
+
+class Scores(Struct, frozen=True, eq=False):
+    """How well the two texts of each pair of a call fit.
+
+    scores: float32, [pairs]. num_prompt_tokens: of each pair.
+    """
+
+    scores: npt.NDArray[np.float32]
+    num_prompt_tokens: list[int]
+
+
+class RankedDocument(Struct, frozen=True):
+    """A document of `rerank`, with the names of Cohere's answers. index: among those given."""
+
+    index: int
+    relevance_score: float
+    document: str
+
+
+class ClassificationOutput(Struct, frozen=True):
+    """What an input is, with vLLM's names. probs: of each label."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """The number of labels."""
+        return len(self.probs)
+
+
+class ClassificationRequestOutput(Struct, frozen=True):
+    """An input of `LLM.classify` and its classes. Fields as in `EmbeddingRequestOutput`."""
+
+    request_id: str
+    outputs: ClassificationOutput
+    num_prompt_tokens: int
+    prompt: str | None = None
+    finished: bool = True
+
+
+class ScoringOutput(Struct, frozen=True):
+    """The score of a pair, with vLLM's name."""
+
+    score: float
+
+
+class ScoringRequestOutput(Struct, frozen=True):
+    """A pair of `LLM.score` and its score. Fields as in `EmbeddingRequestOutput`."""
+
+    request_id: str
+    outputs: ScoringOutput
+    num_prompt_tokens: int
+    finished: bool = True
+
+
 class EmbeddingOutput(Struct, frozen=True):
     """A vector, with vLLM's names."""
 

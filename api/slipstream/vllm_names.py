@@ -40,12 +40,10 @@ SAMPLING_PARAMS: dict[str, tuple[Any, ...]] = {
 LLM_MEMBERS = frozenset(
     {
         "beam_search",
-        "classify",
         "collective_rpc",
         "encode",
         "llm_engine",
         "reset_prefix_cache",
-        "score",
         "sleep",
         "wake_up",
     }

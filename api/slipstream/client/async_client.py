@@ -18,9 +18,13 @@ import numpy.typing as npt
 
 from slipstream.client.base import (
     by_prompt,
+    check_option_names,
+    classify_call,
     embedding_call,
     new_states,
+    rerank_plan,
     resume_stream,
+    scoring_call,
     submit_request,
     timeout_or_default,
 )
@@ -48,9 +52,21 @@ from slipstream.client.stream_many import MAX_IN_FLIGHT, AsyncStreams
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.wakeup import TaskWakeup
 from slipstream.errors import ConnectionLostError, RequestError
-from slipstream.outputs import Delta, Embeddings, RequestOutput
-from slipstream.request.embedding_inputs import EmbeddingInput, EmbeddingOptions
+from slipstream.outputs import (
+    Classes,
+    Delta,
+    Embeddings,
+    RankedDocument,
+    RequestOutput,
+    Scores,
+)
+from slipstream.request.embedding_inputs import (
+    ClassifyOptions,
+    EmbeddingInput,
+    EmbeddingOptions,
+)
 from slipstream.request.prompts import Prompt
+from slipstream.request.scoring_inputs import ScoreInput, ScoringOptions, plan_scores, ranked
 from slipstream.request.served_models import base_of, checked_model
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 from slipstream_ipc.telemetry.trace import open_tracer
@@ -341,6 +357,52 @@ class AsyncClient:
         card = await self._model(model)
         call = embedding_call(self._io, inputs, card, options)
         return Embeddings(*await asyncio.wrap_future(call.future))
+
+    async def classify(
+        self,
+        inputs: EmbeddingInput | Sequence[EmbeddingInput],
+        *,
+        model: str | None = None,
+        **options: Unpack[ClassifyOptions],
+    ) -> Classes:
+        """What inputs are. See `Client.classify`."""
+        card = await self._model(model)
+        call = classify_call(self._io, inputs, card, options)
+        probs, nums = await asyncio.wrap_future(call.future)
+        assert card.pooling is not None
+        return Classes(probs, card.pooling.labels, nums)
+
+    async def score(
+        self,
+        text_1: ScoreInput | Sequence[ScoreInput],
+        text_2: ScoreInput | Sequence[ScoreInput],
+        *,
+        model: str | None = None,
+        **options: Unpack[ScoringOptions],
+    ) -> Scores:
+        """How well two texts fit. See `Client.score`."""
+        card = await self._model(model)
+        check_option_names(options, ScoringOptions)
+        plan = plan_scores(text_1, text_2, card, options)
+        call = scoring_call(self._io, plan, card)
+        return plan.scores(*await asyncio.wrap_future(call.future))
+
+    async def rerank(
+        self,
+        query: ScoreInput,
+        documents: Sequence[ScoreInput],
+        *,
+        top_n: int | None = None,
+        model: str | None = None,
+        **options: Unpack[ScoringOptions],
+    ) -> list[RankedDocument]:
+        """The documents that fit a query best. See `Client.rerank`."""
+        card = await self._model(model)
+        plan, texts, most = rerank_plan(query, documents, card, top_n, options)
+        if plan is None:
+            return []
+        call = scoring_call(self._io, plan, card)
+        return ranked(plan.scores(*await asyncio.wrap_future(call.future)), texts, most)
 
     async def load_lora_adapter(
         self, lora_name: str, lora_path: str | os.PathLike[str], *, load_inplace: bool = False

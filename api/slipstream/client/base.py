@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -22,13 +22,23 @@ from slipstream.errors import (
 )
 from slipstream.outputs import RequestOutput, together
 from slipstream.request.embedding_inputs import (
+    ClassifyOptions,
     EmbeddingOptions,
+    classify_queries,
     embed_queries,
     embedding_inputs,
 )
 from slipstream.request.parallel_sampling import params_of_answers
 from slipstream.request.prompts import Prompt
 from slipstream.request.requests import checked_cache_key, new_resume, new_submit, new_submits
+from slipstream.request.scoring_inputs import (
+    PairNames,
+    ScoringOptions,
+    ScoringPlan,
+    checked_top_n,
+    plan_scores,
+    texts_of,
+)
 from slipstream.request.served_models import base_of, checked_model, with_adapter
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
@@ -197,12 +207,49 @@ def by_prompt(
     return [together(list(islice(rest, each.n))) for each in params]
 
 
+def check_option_names(options: Mapping[str, object], kind: type) -> None:
+    """Check that a call's options are those of a TypedDict. Raises: TypeError."""
+    unknown = options.keys() - kind.__annotations__.keys()
+    if unknown:
+        raise unknown_option(min(unknown), kind.__annotations__)
+
+
+def classify_call(
+    io: ThreadIO | LoopIO, inputs: object, model: ModelCard, options: ClassifyOptions
+) -> EmbeddingCall:
+    """Ask for the classes of inputs. Raises: BadRequestError."""
+    check_option_names(options, ClassifyOptions)
+    queries = classify_queries(embedding_inputs(inputs), model, options)
+    return EmbeddingCall(queries, partial(io.ask, model=base_of(model)))
+
+
+def scoring_call(io: ThreadIO | LoopIO, plan: ScoringPlan, model: ModelCard) -> EmbeddingCall:
+    """Ask for the scores of pairs."""
+    ask = partial(io.ask, model=base_of(model))
+    return EmbeddingCall(plan.queries, ask, name_of=plan.name_of)
+
+
+def rerank_plan(
+    query: object, documents: object, model: ModelCard, top_n: object, options: ScoringOptions
+) -> tuple[ScoringPlan | None, list[str], int | None]:
+    """The plan of a call of `rerank`, its documents and their number; no plan: there are none.
+    Raises: BadRequestError.
+    """
+    check_option_names(options, ScoringOptions)
+    try:
+        most = checked_top_n(top_n)
+        texts = texts_of("documents", documents) if documents or documents == "" else []
+    except BadRequest as error:
+        raise bad_request(error) from None
+    if not texts:
+        return None, [], most
+    return plan_scores(query, texts, model, options, PairNames("query", "documents")), texts, most
+
+
 def embedding_call(
     io: ThreadIO | LoopIO, inputs: object, model: ModelCard, options: EmbeddingOptions
 ) -> EmbeddingCall:
     """Ask for the vectors of inputs. Raises: BadRequestError."""
-    unknown = options.keys() - EmbeddingOptions.__annotations__.keys()
-    if unknown:
-        raise unknown_option(min(unknown), EmbeddingOptions.__annotations__)
+    check_option_names(options, EmbeddingOptions)
     queries = embed_queries(embedding_inputs(inputs), model, options)
     return EmbeddingCall(queries, partial(io.ask, model=base_of(model)))

@@ -19,10 +19,14 @@ import numpy.typing as npt
 
 from slipstream.client.base import (
     by_prompt,
+    check_option_names,
+    classify_call,
     embedding_call,
     new_states,
     open_io,
+    rerank_plan,
     resume_stream,
+    scoring_call,
     submit_request,
 )
 from slipstream.client.call_options import (
@@ -34,6 +38,7 @@ from slipstream.client.call_options import (
     options_for_one,
     suggesting_keywords,
 )
+from slipstream.client.connection.embedding_call import EmbeddingCall, Part
 from slipstream.client.connection.queries import (
     check_changed,
     checked_template,
@@ -49,9 +54,21 @@ from slipstream.client.stream_many import MAX_IN_FLIGHT, Streams
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.wakeup import ThreadWakeup
 from slipstream.errors import RequestError
-from slipstream.outputs import Delta, Embeddings, RequestOutput
-from slipstream.request.embedding_inputs import EmbeddingInput, EmbeddingOptions
+from slipstream.outputs import (
+    Classes,
+    Delta,
+    Embeddings,
+    RankedDocument,
+    RequestOutput,
+    Scores,
+)
+from slipstream.request.embedding_inputs import (
+    ClassifyOptions,
+    EmbeddingInput,
+    EmbeddingOptions,
+)
 from slipstream.request.prompts import Prompt
+from slipstream.request.scoring_inputs import ScoreInput, ScoringOptions, plan_scores, ranked
 from slipstream.request.served_models import base_of, checked_model
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 
@@ -428,8 +445,68 @@ class Client:
         """
         card = checked_model(self._io.models, model)
         call = embedding_call(self._io, inputs, card, options)
+        return Embeddings(*self._pooled(call))
+
+    def classify(
+        self,
+        inputs: EmbeddingInput | Sequence[EmbeddingInput],
+        *,
+        model: str | None = None,
+        **options: Unpack[ClassifyOptions],
+    ) -> Classes:
+        """What texts, or inputs of token ids, are: a number for each label, by a model that is
+        served for classes. Otherwise as `embed`; for the options see `ClassifyOptions`.
+        """
+        card = checked_model(self._io.models, model)
+        call = classify_call(self._io, inputs, card, options)
+        probs, nums = self._pooled(call)
+        assert card.pooling is not None
+        return Classes(probs, card.pooling.labels, nums)
+
+    def score(
+        self,
+        text_1: ScoreInput | Sequence[ScoreInput],
+        text_2: ScoreInput | Sequence[ScoreInput],
+        *,
+        model: str | None = None,
+        **options: Unpack[ScoringOptions],
+    ) -> Scores:
+        """How well two texts fit: one with each of several, or as many of both, pair by pair. A
+        cross-encoder reads both at once; an embedder's score is the cosine of two vectors.
+
+        For the options see `ScoringOptions`.
+
+        Raises: as `embed`.
+        """
+        card = checked_model(self._io.models, model)
+        check_option_names(options, ScoringOptions)
+        plan = plan_scores(text_1, text_2, card, options)
+        call = scoring_call(self._io, plan, card)
+        return plan.scores(*self._pooled(call))
+
+    def rerank(
+        self,
+        query: ScoreInput,
+        documents: Sequence[ScoreInput],
+        *,
+        top_n: int | None = None,
+        model: str | None = None,
+        **options: Unpack[ScoringOptions],
+    ) -> list[RankedDocument]:
+        """The documents that fit a query best, by falling score; otherwise as `score`. top_n: how
+        many; None: all.
+        """
+        card = checked_model(self._io.models, model)
+        plan, texts, most = rerank_plan(query, documents, card, top_n, options)
+        if plan is None:
+            return []
+        call = scoring_call(self._io, plan, card)
+        return ranked(plan.scores(*self._pooled(call)), texts, most)
+
+    def _pooled(self, call: EmbeddingCall) -> Part:
+        """Wait for a call; one that is given up asks no more."""
         try:
-            return Embeddings(*call.future.result())
+            return call.future.result()
         except BaseException:
             call.future.cancel()
             raise

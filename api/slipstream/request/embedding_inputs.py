@@ -1,4 +1,4 @@
-"""The inputs of a call for embeddings, checked and cut into queries.
+"""The inputs of a call for embeddings or classes, checked and cut into queries.
 
 A query has few inputs and little text, so that calls of many clients can take turns, and the answer
 fits a message.
@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from slipstream.errors import BadRequestError, bad_request
+from slipstream.errors import bad_request
 from slipstream.request.prompts import TextPrompt, TokensPrompt, checked_utf8
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import BadRequest, Summary, one_of
-from slipstream_ipc.messages import MAX_EMBEDDED, Embed, Fault, ModelCard, PoolingCard
+from slipstream_ipc.messages import MAX_EMBEDDED, Embed, ModelCard, PoolingCard, PoolingTask
 from slipstream_ipc.validation.chat_template import MAX_QUERY_CHARS
-from slipstream_ipc.validation.pooling import check_dimensions
+from slipstream_ipc.validation.pooling import card_for, check_dimensions
 from slipstream_ipc.validation.sampling_params import token_ids_from
 
 EmbeddingInput = str | Sequence[int] | npt.NDArray[np.integer[Any]] | TextPrompt | TokensPrompt
@@ -61,28 +61,63 @@ def embedding_inputs(given: Any) -> list[EmbeddingInput]:
     return [given] if is_one else list(given)
 
 
+class ClassifyOptions(TypedDict, total=False):
+    """The options of a call for classes.
+
+    truncate_prompt_tokens, truncation_side, add_special_tokens: as in `EmbeddingOptions`.
+    use_activation: whether numbers are probabilities, or what else the model's files say; False:
+        logits. None: as the server says.
+    """
+
+    truncate_prompt_tokens: int | None
+    truncation_side: str | None
+    use_activation: bool | None
+    add_special_tokens: bool | None
+
+
+def classify_queries(
+    inputs: Sequence[EmbeddingInput], model: ModelCard, options: ClassifyOptions
+) -> list[Embed]:
+    """As `embed_queries`, for classes. Raises: BadRequestError."""
+    activates = options.get("use_activation")
+    others: EmbeddingOptions = {
+        "truncate_prompt_tokens": options.get("truncate_prompt_tokens"),
+        "truncation_side": options.get("truncation_side"),
+        "add_special_tokens": options.get("add_special_tokens"),
+        "normalize": activates,
+    }
+    try:
+        checked_bool("use_activation", activates)
+    except BadRequest as error:
+        raise bad_request(error) from None
+    return embed_queries(inputs, model, others, "classify")
+
+
 def embed_queries(
-    inputs: Sequence[EmbeddingInput], model: ModelCard, options: EmbeddingOptions
+    inputs: Sequence[EmbeddingInput],
+    model: ModelCard,
+    options: EmbeddingOptions,
+    task: PoolingTask = "embed",
 ) -> list[Embed]:
     """The queries of a call; `PendingQueries.ask` sets their numbers. Raises: BadRequestError."""
-    pooling = model.pooling
-    if pooling is None:
-        why = f"{model.name!r} generates text: it is not served for embeddings (--runner pooling)"
-        raise BadRequestError(Fault("bad_request", why))
     try:
+        pooling = card_for(task, model)
         texts, columns = _told_apart(inputs)
-        prompt = _prompt(options.get("prompt_name"), pooling, is_text=bool(texts))
+        prompt = prompt_of(options.get("prompt_name"), pooling, is_text=bool(texts))
         asked = Embed(
             0,
             dimensions=_dimensions(options.get("dimensions"), pooling),
-            truncate_to=_truncate_to(options.get("truncate_prompt_tokens"), model),
-            truncates_left=_side(options.get("truncation_side")) == "left",
-            normalizes=_bool("normalize", options.get("normalize")),
-            add_special_tokens=_bool("add_special_tokens", options.get("add_special_tokens"))
+            truncate_to=truncated_len(options.get("truncate_prompt_tokens"), model),
+            truncates_left=side_of(options.get("truncation_side")) == "left",
+            normalizes=checked_bool("normalize", options.get("normalize")),
+            add_special_tokens=checked_bool("add_special_tokens", options.get("add_special_tokens"))
             is not False,
             call=secrets.token_bytes(8),
+            task=task,
         )
-        return list(_cut(asked, [prompt + text for text in texts], columns))
+        if texts:
+            return cut_texts(asked, [prompt + text for text in texts])
+        return list(_cut_columns(asked, columns))
     except BadRequest as error:
         raise bad_request(error) from None
 
@@ -99,10 +134,7 @@ def _told_apart(
         if isinstance(value, Mapping):
             value = value.get("prompt", value.get("prompt_token_ids"))
         if isinstance(value, str):
-            if len(value) > MAX_QUERY_CHARS:
-                given = Summary(f"{len(value)} characters")
-                raise BadRequest(field, given, f"at most {MAX_QUERY_CHARS}")
-            texts.append(checked_utf8(field, value))
+            texts.append(_checked_text(field, value))
         else:
             columns.append(_token_ids(field, value))
         if texts and columns:
@@ -125,27 +157,49 @@ def input_name(index: int, num: int) -> str:
     return "input" if num == 1 else f"input[{index}]"
 
 
-def _cut(asked: Embed, texts: list[str], columns: list[npt.NDArray[np.uint32]]) -> Iterator[Embed]:
-    part: list[Any] = []
-    size = 0
-
-    def query() -> Embed:
-        if texts:
-            return replace(asked, texts=tuple(part))
-        ids = pack_u32(np.concatenate(part))
-        return replace(asked, token_ids=ids, counts=pack_u32([len(each) for each in part]))
-
-    for each in texts or columns:
-        if part and (len(part) == MAX_EMBEDDED or size + len(each) > _QUERY_CHARS):
-            yield query()
-            part, size = [], 0
-        part.append(each)
-        size += len(each)
-    yield query()
+def checked_texts(name: str, texts: Sequence[str]) -> None:
+    """Check the texts of a call. Raises: BadRequest, which names the text."""
+    for at, text in enumerate(texts):
+        _checked_text(name if len(texts) == 1 else f"{name}[{at}]", text)
 
 
-def _prompt(name: object, pooling: PoolingCard, *, is_text: bool) -> str:
-    """The text in front of each input."""
+def _checked_text(field: str, text: str) -> str:
+    if len(text) > MAX_QUERY_CHARS:
+        raise BadRequest(field, Summary(f"{len(text)} characters"), f"at most {MAX_QUERY_CHARS}")
+    return checked_utf8(field, text)
+
+
+def cut_texts(asked: Embed, texts: Sequence[str], pairs: Sequence[str] = ()) -> list[Embed]:
+    """Queries of texts, or of pairs with as many second texts."""
+    sizes = [len(each) for each in texts]
+    if pairs:
+        sizes = [size + len(each) for size, each in zip(sizes, pairs, strict=True)]
+    return [
+        replace(asked, texts=tuple(texts[begin:end]), pairs=tuple(pairs[begin:end]))
+        for begin, end in _cuts(sizes)
+    ]
+
+
+def _cut_columns(asked: Embed, columns: list[npt.NDArray[np.uint32]]) -> Iterator[Embed]:
+    sizes = [len(each) for each in columns]
+    for begin, end in _cuts(sizes):
+        ids = pack_u32(np.concatenate(columns[begin:end]))
+        yield replace(asked, token_ids=ids, counts=pack_u32(sizes[begin:end]))
+
+
+def _cuts(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The inputs of each query: from the first one to before the second one."""
+    begin, size = 0, 0
+    for at, each in enumerate(sizes):
+        if at > begin and (at - begin == MAX_EMBEDDED or size + each > _QUERY_CHARS):
+            yield begin, at
+            begin, size = at, 0
+        size += each
+    yield begin, len(sizes)
+
+
+def prompt_of(name: object, pooling: PoolingCard, *, is_text: bool) -> str:
+    """The text in front of each input. Raises: BadRequest."""
     prompts = {each.name: each.text for each in pooling.prompts}
     if name is None:
         return prompts.get(pooling.default_prompt, "") if is_text else ""
@@ -167,7 +221,8 @@ def _dimensions(given: object, pooling: PoolingCard) -> int:
     return given
 
 
-def _truncate_to(given: object, model: ModelCard) -> int:
+def truncated_len(given: object, model: ModelCard) -> int:
+    """Tokens that inputs are cut to; 0: they are not. Raises: BadRequest."""
     if given is None:
         return 0
     is_number = isinstance(given, int) and not isinstance(given, bool)
@@ -178,13 +233,15 @@ def _truncate_to(given: object, model: ModelCard) -> int:
     return model.max_model_len if given == -1 else given
 
 
-def _side(given: object) -> object:
+def side_of(given: object) -> object:
+    """The side on which tokens are left out. Raises: BadRequest."""
     if given not in (None, "left", "right"):
         raise BadRequest("truncation_side", given, "left, right, or None")
     return given
 
 
-def _bool(name: str, given: object) -> bool | None:
+def checked_bool(name: str, given: object) -> bool | None:
+    """Raises: BadRequest."""
     if given is not None and not isinstance(given, bool):
         raise BadRequest(name, given, "true, false, or None")
     return given

@@ -1,4 +1,5 @@
-"""Asks the queries of one call for embeddings, a few at a time, and puts the answers together.
+"""Asks the queries of one call for embeddings, classes or scores, a few at a time, and puts the
+answers together.
 
 A call that is cancelled asks no more; what the server has of it then is little.
 """
@@ -33,12 +34,16 @@ class EmbeddingCall:
         queries: Sequence[Embed],
         ask: Callable[[Embed], Future[Any]],
         on_part: Callable[[int, Part], None] | None = None,
+        name_of: Callable[[int], str] | None = None,
     ) -> None:
-        """on_part: called with each query's index and answer, in any order and any thread."""
+        """on_part: called with each query's index and answer, in any order and any thread. name_of:
+        the name of an input in errors.
+        """
         self.future: Future[Part] = Future()
         self._ask = ask
         self._on_part = on_part
         self._nums = [len(each.texts) or len(each.counts) // 4 for each in queries]
+        self._name_of = name_of or partial(input_name, num=sum(self._nums))
         self._parts: list[Part | None] = [None] * len(queries)
         self._num_left = len(queries)
         self._waiting: Iterator[tuple[int, Embed]] = enumerate(queries)
@@ -81,7 +86,7 @@ class EmbeddingCall:
         """Raises: SlipstreamError for a fault, with the input's place in the call."""
         if found.fault is not None:
             at = None if found.index is None else sum(self._nums[:index]) + found.index
-            raise _error(found.fault, at, sum(self._nums))
+            raise _error(found.fault, None if at is None else self._name_of(at))
         return f32(found.vectors).reshape(self._nums[index], -1), u32(found.num_tokens).tolist()
 
     def _finish(self) -> None:
@@ -102,9 +107,8 @@ class EmbeddingCall:
                 asked.cancel()
 
 
-def _error(fault: Fault, index: int | None, num: int) -> SlipstreamError:
-    if index is None:
+def _error(fault: Fault, name: str | None) -> SlipstreamError:
+    if name is None:
         return error_from(fault)
-    name = input_name(index, num)
     message = fault.message.removeprefix("input: ")
     return error_from(replace(fault, message=f"{name}: {message}", field=name))

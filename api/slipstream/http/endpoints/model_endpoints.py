@@ -49,6 +49,14 @@ from slipstream.http.native.abort import abort
 from slipstream.http.native.adapters import load_adapter, unload_adapter
 from slipstream.http.native.embeddings import embeddings, read_embeddings
 from slipstream.http.native.generate import plan_generation, read_generate
+from slipstream.http.native.scoring import (
+    classify,
+    read_classification,
+    read_rerank,
+    read_score,
+    rerank,
+    score,
+)
 from slipstream.http.native.tokenize import detokenize, tokenize, tokenizer_info
 from slipstream.http.openai.body_decoder import check_num_values
 from slipstream.http.openai.decoded_files import (
@@ -110,6 +118,9 @@ class ModelEndpoints:
             PATH: self.responses.create,
             COUNT_PATH: self.responses.count,
             "/v1/embeddings": self.embeddings,
+            "/classify": self.classify,
+            **dict.fromkeys(("/score", "/v1/score"), self.score),
+            **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), self.rerank),
             "/generate": self.generate,
             "/abort": self.abort,
             "/v1/load_lora_adapter": partial(load_adapter, io, keys),
@@ -191,6 +202,21 @@ class ModelEndpoints:
         """POST /v1/embeddings. Raises: ApiError, BadRequestError."""
         body = self._read(read_embeddings, request)
         embeddings(self._io, body, request, exchange, self._context.slices)
+
+    def classify(self, request: HttpRequest, exchange: Exchange) -> None:
+        """POST /classify. Raises: ApiError, BadRequestError."""
+        body = self._read(read_classification, request)
+        classify(self._io, body, request, exchange, self._context.slices)
+
+    def score(self, request: HttpRequest, exchange: Exchange) -> None:
+        """POST /score. Raises: ApiError, BadRequestError."""
+        body = self._read(read_score, request)
+        score(self._io, body, request, exchange, self._context.slices)
+
+    def rerank(self, request: HttpRequest, exchange: Exchange) -> None:
+        """POST /rerank. Raises: ApiError, BadRequestError."""
+        body = self._read(read_rerank, request)
+        rerank(self._io, body, request, exchange, self._context.slices)
 
     def generate(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /generate. Raises: ApiError, BadRequestError."""

@@ -214,6 +214,22 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/v1/embeddings": Endpoint(
         "post", "embed texts", responses.EmbeddingList, body=requests.EmbeddingRequest
     ),
+    "/classify": Endpoint(
+        "post",
+        "classify texts",
+        responses.ClassificationList,
+        body=requests.ClassificationRequest,
+    ),
+    **{
+        path: Endpoint(
+            "post", "score pairs of texts", responses.ScoreList, body=requests.ScoreRequest
+        )
+        for path in ("/score", "/v1/score")
+    },
+    **{
+        path: Endpoint("post", "rank documents", responses.RerankList, body=requests.RerankRequest)
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+    },
     "/generate": Endpoint(
         "post",
         "complete a prompt; with token ids",

@@ -65,7 +65,7 @@ def embeddings(
 ) -> None:
     """Embed the inputs of a body. Raises: ApiError, BadRequestError."""
     model = served_model(io, body.model)
-    inputs = embedding_inputs(_checked_types(body.input))
+    inputs = embedding_inputs(checked_types(body.input))
     if len(inputs) > MAX_INPUTS:
         raise bad_field("input", f"input: got {len(inputs)} inputs, allowed: {MAX_INPUTS}")
     options = EmbeddingOptions(
@@ -89,7 +89,7 @@ def _ask(io: LoopIO, model: str, query: Embed) -> Any:
     return io.ask(query, model)
 
 
-def _checked_types(given: str | list[Any]) -> Any:
+def checked_types(given: str | list[Any]) -> Any:
     """The input of a body. Raises: ApiError."""
     if isinstance(given, str) or not given:
         return given

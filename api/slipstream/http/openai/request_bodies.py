@@ -364,6 +364,73 @@ class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     request_id: str | None = None
 
 
+class ClassificationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /classify, with vLLM's fields; those of /v1/embeddings have their meaning here."""
+
+    input: str | list[Any]
+    model: str | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    use_activation: bool | None = None
+
+    user: Ignored = None
+    priority: Ignored = None
+    cache_salt: Ignored = None
+    request_id: str | None = None
+
+
+class ScoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /score, with vLLM's fields. Pairs are text_1 and text_2, queries and documents, queries
+    and items, or data_1 and data_2: one with each of several, or as many of both.
+
+    max_tokens_per_query, max_tokens_per_doc: that first and second texts are cut to.
+    """
+
+    text_1: Any = None
+    text_2: Any = None
+    queries: Any = None
+    documents: Any = None
+    items: Any = None
+    data_1: Any = None
+    data_2: Any = None
+    model: str | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    max_tokens_per_query: int | None = None
+    max_tokens_per_doc: int | None = None
+    use_activation: bool | None = None
+    instruction: str | None = None
+
+    user: Ignored = None
+    priority: Ignored = None
+    cache_salt: Ignored = None
+    request_id: str | None = None
+
+
+class RerankRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /rerank, with the fields of Jina, Cohere and vLLM. documents: texts, or objects with a
+    text. top_n: how many are answered; null and 0: all. return_documents: with their texts.
+    """
+
+    query: Any
+    documents: list[Any]
+    model: str | None = None
+    top_n: int | None = None
+    return_documents: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    max_tokens_per_query: int | None = None
+    max_tokens_per_doc: int | None = None
+    use_activation: bool | None = None
+    instruction: str | None = None
+
+    user: Ignored = None
+    priority: Ignored = None
+    cache_salt: Ignored = None
+    request_id: str | None = None
+
+
 class LoadLoraRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/load_lora_adapter. lora_path: a folder of the server's. load_inplace: what requests
     find under a name that is taken is replaced.

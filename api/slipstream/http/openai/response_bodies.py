@@ -276,6 +276,68 @@ class EmbeddingList(Struct, frozen=True):
     object: Literal["list"] = "list"
 
 
+class Classification(Struct, frozen=True):
+    """What an input is. probs: of each label, in the model's order; label: of the highest."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassificationList(Struct, frozen=True):
+    """The classes of a request's inputs, in their order."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Classification]
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+class Score(Struct, frozen=True):
+    """The score of a pair."""
+
+    index: int
+    score: float
+    object: Literal["score"] = "score"
+
+
+class ScoreList(Struct, frozen=True):
+    """The scores of a request's pairs, in their order."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Score]
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+class RerankedText(Struct, frozen=True):
+    """A document."""
+
+    text: str
+
+
+class Reranked(Struct, frozen=True, omit_defaults=True):
+    """A document's place among those of a request, its score, and its text if it is asked for."""
+
+    index: int
+    relevance_score: float
+    document: RerankedText | None = None
+
+
+class RerankList(Struct, frozen=True):
+    """The documents of a request, by falling score."""
+
+    id: str
+    model: str
+    results: list[Reranked]
+    usage: EmbeddingUsage
+
+
 class Text(Struct, frozen=True):
     """Detokenized text."""
 
