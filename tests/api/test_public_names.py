@@ -12,6 +12,15 @@ import slipstream
 from slipstream_ipc.messages import Fault
 
 PUBLIC = {
+    "Classes",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "ClassifyOptions",
+    "RankedDocument",
+    "Scores",
+    "ScoringOptions",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "LLM",
     "AsyncClient",
     "AsyncStream",

@@ -62,6 +62,7 @@ from slipstream_ipc.transport.link import WINDOW
 from slipstream_ipc.transport.router import Router, Session
 from slipstream_ipc.transport.shared_prompts import registrations_of
 from slipstream_ipc.transport.sockets import listen
+from slipstream_ipc.validation.pooling import pooling_detail
 
 logger = logging.getLogger(__name__)
 
@@ -127,8 +128,8 @@ class PoolingCore:
     @property
     def detail(self) -> str:
         """The served model, for the log."""
-        what = "labels" if self._model.head is not None else "dimensions"
-        return f"{self._card.name}, rows of {self._model.dimensions} {what}"
+        assert self._card.pooling is not None
+        return pooling_detail(self._card.name, self._card.pooling)
 
     @property
     def load(self) -> tuple[int, int]:

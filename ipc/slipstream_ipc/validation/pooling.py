@@ -5,7 +5,7 @@ from __future__ import annotations
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Fault, ModelCard, PoolingCard, PoolingTask
 
-_SERVED = {"embed": "for embeddings", "classify": "for classes and scores"}
+_SERVED: dict[PoolingTask, str] = {"embed": "for embeddings", "classify": "for classes and scores"}
 
 
 class WrongTask(BadRequest):
@@ -51,3 +51,15 @@ def check_dimensions(dimensions: int, card: PoolingCard) -> None:
     else:
         allowed = f"1 to {card.dimensions}"
     raise BadRequest("dimensions", dimensions, allowed)
+
+
+def pooling_detail(name: str, pooling: PoolingCard) -> str:
+    """What a core says of a model when it is ready."""
+    what = "dimensions" if pooling.task == "embed" else "labels"
+    return f"{name}, {_SERVED[pooling.task]}, {pooling.dimensions} {what}"
+
+
+def task_in(detail: str) -> PoolingTask | None:
+    """The task of which a core's detail speaks; None: it generates."""
+    words = detail.split(", ")
+    return next((task for task, served in _SERVED.items() if served in words), None)

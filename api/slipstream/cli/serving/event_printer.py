@@ -25,10 +25,22 @@ from slipstream.stack.supervisor_events import (
     StackFailed,
     StackReady,
 )
+from slipstream_ipc.messages import PoolingTask
 from slipstream_ipc.telemetry.logs import LogFormat
+from slipstream_ipc.validation.pooling import task_in
 
 _logger = logging.getLogger(__name__)
 _QUESTION = "What is an assert statement?"  # which the demo model answers, and others too
+_TURNS = f'[{{"role": "user", "content": "{_QUESTION}"}}]'
+# by what the model is served for
+_BODIES: dict[PoolingTask | None, tuple[str, str]] = {
+    None: (
+        "/v1/chat/completions",
+        f'{{"messages": {_TURNS}, "temperature": 0, "stream": true}}',
+    ),
+    "embed": ("/v1/embeddings", '{"input": ["a text", "another one"]}'),
+    "classify": ("/classify", '{"input": ["a text", "another one"]}'),
+}
 
 
 class EventPrinter:
@@ -63,6 +75,7 @@ class EventPrinter:
         self._open_host = open_host
         self._is_logged = form == "json"
         self._http_address: str | None = None
+        self._task: PoolingTask | None = None  # None: it generates
 
     def __call__(self, event: StackEvent) -> None:
         match event:
@@ -72,19 +85,27 @@ class EventPrinter:
             case ProcessReady(name=name, pid=pid, detail=detail, seconds=seconds):
                 about = f": {detail}" if detail else ""
                 self._say(f"{name} ready (process {pid}, {seconds:.1f} s){about}")
+                self._task = self._task or task_in(detail)
                 if is_front(name):
                     self._http_address = _reachable(http_address_in(detail))
             case StackReady(address=address) if not self._serves:
                 self._say(f"\n{self._about}: waiting for the core at {address}; Ctrl-C ends this")
             case StackReady(address=address):
-                is_default = address == default_address()  # where `chat` looks
-                where = "" if is_default else f" --address {shlex.quote(address)}"
-                examples = f"\n  {_program()} chat {shlex.quote(_QUESTION)} --temperature 0{where}"
+                examples = []
+                if self._task is None:
+                    is_default = address == default_address()  # where `chat` looks
+                    where = "" if is_default else f" --address {shlex.quote(address)}"
+                    question = shlex.quote(_QUESTION)
+                    examples.append(f"{_program()} chat {question} --temperature 0{where}")
                 if self._http_address is not None:
-                    examples += f"\n  {_curl(self._http_address, self._key, self._certificate)}"
+                    path, body = _BODIES[self._task]
+                    curl = _curl(self._http_address, path, body, self._key, self._certificate)
+                    examples.append(curl)
                 where = address if self._listen is None else f"{address} and {self._listen}"
                 self._say(f"\nserving at {where}; Ctrl-C ends it")
-                self._say(f"{_browse(self._http_address)}:{examples}")
+                if examples:
+                    first = _browse(self._http_address) if self._task is None else "try"
+                    self._say("\n  ".join([f"{first}:", *examples]))
                 if self._open_host is not None:
                     self._warn(
                         f"warning: --host {self._open_host} without an API key: everybody who "
@@ -144,15 +165,13 @@ def _browse(address: str | None) -> str:
     return f"open {address} in a browser, or try" if is_page else "try"
 
 
-def _curl(address: str, key: str | None, certificate: str | None) -> str:
+def _curl(address: str, path: str, body: str, key: str | None, certificate: str | None) -> str:
     header = "" if key is None else f' -H "Authorization: Bearer {key}"'
     trust = "" if certificate is None else f" --cacert {shlex.quote(certificate)}"
-    turns = f'[{{"role": "user", "content": "{_QUESTION}"}}]'
-    body = f'{{"messages": {turns}, "temperature": 0, "stream": true}}'
     json = "-H 'Content-Type: application/json'"
     if address.startswith(UNIX):
         address = f"--unix-socket {shlex.quote(address.removeprefix(UNIX))} http://localhost"
-    return f"curl -N {address}/v1/chat/completions {json}{header}{trust} -d '{body}'"
+    return f"curl -N {address}{path} {json}{header}{trust} -d '{body}'"
 
 
 def _program() -> str:

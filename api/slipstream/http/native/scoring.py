@@ -159,7 +159,9 @@ def score(
 
     def answer(part: Part) -> _Items:
         found = plan.scores(*part)
-        parts = [partial(_encode, Score(at, each)) for at, each in enumerate(found.scores.tolist())]
+        parts: list[_Encoder] = [
+            partial(_encode, Score(at, each)) for at, each in enumerate(found.scores.tolist())
+        ]
         return parts, [64] * len(parts), part[1]
 
     def whole(data: list[Raw], usage: EmbeddingUsage) -> Struct:
@@ -205,7 +207,8 @@ def rerank(
             return _encode(Reranked(each.index, each.relevance_score, document))
 
         sizes = [64 + len(each.document) for each in best]
-        return [partial(encoded, at) for at in range(len(best))], sizes, part[1]
+        encoders: list[_Encoder] = [partial(encoded, at) for at in range(len(best))]
+        return encoders, sizes, part[1]
 
     _answer(io, plan.queries, model, exchange, slices, plan, answer, whole)
 
