@@ -129,6 +129,20 @@ def _generate(random: Random) -> dict[str, Any]:
     return {"text": _text(random), "sampling_params": {"max_tokens": 3}}
 
 
+def _inputs(random: Random) -> dict[str, Any]:
+    return {"input": random.choice((_text(random), [1, 2, 3], [_text(random)] * 3, []))}
+
+
+def _pairs(random: Random) -> dict[str, Any]:
+    several = [_text(random)] * random.choice((0, 1, 3, 2049))
+    return {"text_1": _text(random), "text_2": random.choice((_text(random), several))}
+
+
+def _documents(random: Random) -> dict[str, Any]:
+    documents = [_text(random), {"text": _text(random)}, {"content": [_text(random)]}]
+    return {"query": _text(random), "documents": documents, "top_n": random.choice((0, 2, -1))}
+
+
 _BASES: dict[str, Callable[[Random], dict[str, Any]]] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _completion,
@@ -136,6 +150,10 @@ _BASES: dict[str, Callable[[Random], dict[str, Any]]] = {
     "/v1/responses/input_tokens": _input_tokens,
     "/v1/messages": _message,
     "/v1/messages/count_tokens": _count,
+    "/v1/embeddings": _inputs,
+    "/classify": _inputs,
+    "/score": _pairs,
+    "/rerank": _documents,
     "/tokenize": _tokenize,
     "/detokenize": _detokenize,
     "/generate": _generate,

@@ -22,6 +22,8 @@ from slipstream.stack.supervisor_events import (
     StackFailed,
     StackReady,
 )
+from slipstream_ipc.messages import PoolingCard
+from slipstream_ipc.validation.pooling import pooling_detail
 
 NAMES = {"max_restarts": "--max-restarts", "http_port": "--port"}
 
@@ -184,3 +186,24 @@ def test_a_stack_outlives_a_log_that_cannot_be_written(
     tell = printer()
     tell(ProcessRestarted("worker", 34, "signal SIGKILL", 0.125))
     tell(StackFailed("core (process 7) ended: signal SIGKILL"))
+
+
+@pytest.mark.parametrize(
+    ("pooling", "path"),
+    [
+        (PoolingCard(384), "/v1/embeddings"),
+        (PoolingCard(1, task="classify", labels=("yes",)), "/classify"),
+    ],
+)
+def test_a_server_for_pooling_is_asked_for_no_chat(
+    pooling: PoolingCard, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell = printer()
+    tell(ProcessReady("core", 12, pooling_detail("a-model", pooling), 1.0))
+    tell(StackReady(default_address()))
+    assert "chat" not in capsys.readouterr().out
+    tell(ProcessReady("front", 13, "serving on http://127.0.0.1:8000", 1.0))
+    tell(StackReady(default_address()))
+    *_, first, example = capsys.readouterr().out.splitlines()
+    assert first == "try:"
+    assert example.startswith(f"  curl -N http://127.0.0.1:8000{path} ")
