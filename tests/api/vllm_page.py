@@ -26,7 +26,7 @@ _NOTES = {
     "dtype": "`half` and `float` too",
     "generation_config": "`vllm` leaves out sampling defaults, not ends",
     "gpu_memory_utilization": "less than 1; 0.9 unless given",
-    "hf_overrides": "JSON; not `architectures`, `model_type`",
+    "hf_overrides": "JSON; not `model_type`, of `architectures` a classifier alone",
     "host": "127.0.0.1 unless given",
     "language_model_only": "[vision models](exactness.md#multimodal-models)",
     "lora_modules": "[adapters](lora.md), on CPUs",

@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.load_error import ModelLoadError, brief
@@ -159,7 +160,12 @@ def load_flat_model(config: CoreConfig, task: PoolingTask = "embed") -> FlatMode
             source = locate(name)
         except ValueError as error:
             raise ModelLoadError(name, str(error)) from error
-        settings = read_config(name, source, config.trust_remote_code, config.hf_overrides)
+        overrides = dict(config.hf_overrides)
+        # it says what the model is served for: its class follows from its type
+        classes = overrides.pop("architectures", None) if task == "classify" else None
+        settings = read_config(name, source, config.trust_remote_code, overrides)
+        if classes is not None:
+            _check_class(name, classes, settings)
         dtype = dtype_of(config.dtype, device, settings)
         kind = _class_of(settings)
         try:
@@ -265,6 +271,14 @@ def _load_module(
 def _class_of(settings: PreTrainedConfig) -> str:
     names = getattr(settings, "architectures", None) or [type(settings).__name__]
     return str(names[0])
+
+
+def _check_class(name: str, given: object, settings: PreTrainedConfig) -> None:
+    """Check that `architectures` names the classifier of a model's type. Raises ModelLoadError."""
+    own = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(settings.model_type)
+    if given != [own]:
+        why = f"hf_overrides has architectures {given!r}, allowed: {[own] if own else 'none'}"
+        raise ModelLoadError(name, why)
 
 
 def _is_causal(module: PreTrainedModel) -> bool:

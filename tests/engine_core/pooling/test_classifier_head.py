@@ -144,7 +144,10 @@ def test_an_activation_that_is_not_known_is_refused(tmp_path: Path) -> None:
 def test_a_decoder_that_answers_with_a_word(method: str | None, tmp_path: Path) -> None:
     """As Qwen3-Reranker: a class is the probability of its token, among those named."""
     save_decoder("Qwen3", tmp_path)
-    overrides = NO_YES if method is None else {**NO_YES, "method": method}
+    overrides: dict[str, Any] = {**NO_YES, "method": method}
+    if method is None:  # as vLLM's users write it
+        named = ["Qwen3ForSequenceClassification"]
+        overrides = {**NO_YES, "architectures": named, "is_original_qwen3_reranker": True}
     model, sequences = load(tmp_path, hf_overrides=overrides), sequences_of()
     whole = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     ids = [VOCABULARY.index("cat"), VOCABULARY.index("dog")]
@@ -173,6 +176,10 @@ def test_a_decoder_that_answers_with_a_word(method: str | None, tmp_path: Path) 
         ({"classifier_from_token": "no"}, "allowed: a list of tokens"),
         ({"classifier_from_token": ["no"]}, "has 1 tokens, allowed with from_2_way_softmax: 2"),
         ({"classifier_from_token": ["cat", "nothing"]}, "'nothing', which is no token of the mod"),
+        (
+            {**NO_YES, "architectures": ["LlamaForSequenceClassification"]},
+            r"allowed: \['Qwen3ForSequenceClassification'\]",
+        ),
         ({**NO_YES, "method": "other"}, "method is 'other', allowed: from_2_way_softmax"),
     ],
 )

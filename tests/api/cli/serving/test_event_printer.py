@@ -202,7 +202,7 @@ def test_a_server_for_pooling_is_asked_for_no_chat(
     tell(ProcessReady("core", 12, pooling_detail("a-model", pooling), 1.0))
     tell(StackReady(default_address()))
     assert "chat" not in capsys.readouterr().out
-    tell(ProcessReady("front", 13, "serving on http://127.0.0.1:8000", 1.0))
+    tell(ProcessReady("http", 13, "serving on http://127.0.0.1:8000", 1.0))
     tell(StackReady(default_address()))
     *_, first, example = capsys.readouterr().out.splitlines()
     assert first == "try:"
