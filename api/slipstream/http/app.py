@@ -57,7 +57,17 @@ from slipstream.request.served_models import AdaptedModel, listed_names
 from slipstream_ipc.messages import ModelCard
 from slipstream_ipc.telemetry.statistics import CoreNumbers, Statistics
 
-_NEEDS_KEY = ("/v1/", "/generate", "/abort", "/tokenize", "/detokenize")
+_NEEDS_KEY = (
+    "/v1/",
+    "/v2/",
+    "/abort",
+    "/classify",
+    "/detokenize",
+    "/generate",
+    "/rerank",
+    "/score",
+    "/tokenize",
+)
 _MODEL = "/v1/models/"
 _LIVE = "/live"
 _INSPECT_S = 3.0  # for replicas to tell their statistics

@@ -25,8 +25,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"model": "fake", "messages": [USER]},
     "/v1/embeddings": {"input": "x"},
     "/classify": {"input": "x"},
-    "/score": {"text_1": "x", "text_2": "y"},
-    "/rerank": {"query": "x", "documents": ["y"]},
+    **dict.fromkeys(("/score", "/v1/score"), {"text_1": "x", "text_2": "y"}),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), {"query": "x", "documents": ["y"]}),
     "/generate": {"text": "x"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
@@ -46,7 +46,10 @@ TOLERANT = {
     "/v1/embeddings",
     "/classify",
     "/score",
+    "/v1/score",
     "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
 }
 NO_JSON = (b"", b"{", b"[]", b"null", b'"x"', b"[" * 9999, b"\xff")
 # path, fields that are added, which one is named
@@ -141,7 +144,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/score", {"text_2": []}, "text_2"),
     ("/score", {"text_2": ["y", 7]}, "text_2[1]"),
     ("/score", {"text_2": ["y"] * 2049}, "text_2"),
+    ("/v1/score", {"text_1": {}}, "text_1"),
     ("/rerank", {"documents": "y"}, "documents"),
+    ("/v1/rerank", {"documents": None}, "documents"),
+    ("/v2/rerank", {"documents": [7]}, "documents"),
     ("/rerank", {"documents": ["y", {"image": "z"}]}, "documents[1]"),
     ("/rerank", {"query": ["x", "z"]}, "query"),
     ("/rerank", {"top_n": -1}, "top_n"),
