@@ -74,7 +74,7 @@ def test_logits_are_those_of_transformers_own_class(name: str, tmp_path: Path) -
     assert model.finished(rows, 0, False).tolist() == rows.tolist()
     assert model.head is not None
     assert (model.head.labels, model.dimensions, model.needs_template) == (LABELS, 3, False)
-    assert expected.std(0).max() > 0.1  # or mixed up rows would not show
+    assert expected.std(0).max() > 0.02  # or mixed up rows would not show
 
 
 def test_types_matter(tmp_path: Path) -> None:
@@ -190,5 +190,5 @@ def test_decoders_that_are_refused(overrides: Any, why: str, tmp_path: Path) -> 
 
 def test_missing_weights_of_a_head_are_named(tmp_path: Path) -> None:
     folder = save_classifier("BERT", tmp_path)
-    with pytest.raises(ModelLoadError, match="its weights"):
-        load(folder, hf_overrides={"num_labels": 4, "num_hidden_layers": 4})
+    with pytest.raises(ModelLoadError, match=r"its weights lack \d+ tensors"):
+        load(folder, hf_overrides={"num_hidden_layers": 4})
