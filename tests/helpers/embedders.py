@@ -49,6 +49,7 @@ WORDS = [
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 VOCAB_SIZE = 64
 WIDTH = 32
+_MASK = "attention_mask"
 
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -194,8 +195,8 @@ def _save(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content))
 
 
-def new_tokenizer() -> PreTrainedTokenizerFast:
-    """A WordPiece tokenizer that puts [CLS] and [SEP] around a text."""
+def new_tokenizer(*, has_types: bool = True) -> PreTrainedTokenizerFast:
+    """A WordPiece tokenizer that puts [CLS] and [SEP] around a text, and behind both of a pair."""
     vocabulary = {word: at for at, word in enumerate(VOCABULARY)}
     backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # type: ignore[call-arg]
     backend.normalizer = normalizers.BertNormalizer()  # type: ignore[assignment]
@@ -212,6 +213,7 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
         cls_token="[CLS]",
         sep_token="[SEP]",
         mask_token="[MASK]",
+        model_input_names=["input_ids", *(["token_type_ids"] if has_types else []), _MASK],
     )
 
 

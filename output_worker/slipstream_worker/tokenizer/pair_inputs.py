@@ -44,6 +44,7 @@ def pairs_rendered(
     if template is not None:
         return _templated(tokenizer, request, template, template_kwargs)
     most = request.truncate_to or request.max_tokens
+    has_types = "token_type_ids" in tokenizer.model_input_names
     columns: list[list[int]] = []
     first_lens: list[int] = []
     for index, (text, pair) in enumerate(zip(request.texts, request.pairs, strict=True)):
@@ -55,7 +56,8 @@ def pairs_rendered(
         if not 0 < len(ids) <= most:
             return _wrong(request, index, len(ids), most)
         columns.append(ids)
-        first_lens.append(_first_len(types))
+        if has_types:
+            first_lens.append(_first_len(types))
     return _rendered(request, columns, first_lens)
 
 

@@ -70,6 +70,13 @@ def test_what_is_kept_of_two_texts(first: int, second: int, most: int) -> None:
         assert abs(one - other) <= 1
 
 
+def test_types_are_told_where_the_tokenizer_tells_them() -> None:
+    request = Render(1, texts=("a",), pairs=("b",), max_tokens=100, is_query=True)
+    answer = render(new_tokenizer(has_types=False), request)
+    assert inputs_of(answer) == [TOKENIZER("a", "b")["input_ids"]]
+    assert not answer.first_lens
+
+
 def test_each_text_is_cut_by_itself() -> None:
     long = "the cat sat on the mat"
     answer = ask([long, "a"], [long, "b"], max_first=2, max_second=3)
