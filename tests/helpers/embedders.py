@@ -50,6 +50,7 @@ VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 VOCAB_SIZE = 64
 WIDTH = 32
 _MASK = "attention_mask"
+_HEADS = ("classifier.weight", "score.weight", "out_proj.weight")
 
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -167,11 +168,11 @@ def _save_model(loader: Any, name: str, folder: Path, changes: Mapping[str, Any]
     with (
         torch.no_grad()
     ):  # weights that matter: the usual ones are so small that all texts are alike
-        for weight in model.parameters():
+        for name_of, weight in model.named_parameters():
             if weight.dim() == 1:
                 weight.add_(torch.randn_like(weight), alpha=0.1)
             else:
-                weight.mul_(3)
+                weight.mul_(30 if name_of.endswith(_HEADS) else 3)
     model.eval().save_pretrained(folder)
     save_tokenizer(folder)
     return folder
