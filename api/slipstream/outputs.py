@@ -458,7 +458,7 @@ class Embeddings(Struct, frozen=True, eq=False):
 
 
 class Classes(Struct, frozen=True, eq=False):
-    """What a call's inputs are, in their order.
+    """The classes of a call's inputs, in their order.
 
     probs: float32, [inputs, labels], or logits where these were asked for. labels: in the order of
     the numbers. num_prompt_tokens: of each input.
@@ -475,7 +475,7 @@ class Classes(Struct, frozen=True, eq=False):
 
 
 class Scores(Struct, frozen=True, eq=False):
-    """How well the two texts of each pair of a call fit.
+    """The scores of a call's pairs of texts.
 
     scores: float32, [pairs]. num_prompt_tokens: of each pair.
     """
@@ -493,7 +493,7 @@ class RankedDocument(Struct, frozen=True):
 
 
 class ClassificationOutput(Struct, frozen=True):
-    """What an input is, with vLLM's names. probs: of each label."""
+    """The classes of an input, with vLLM's names. probs: of each label."""
 
     probs: list[float]
 

@@ -365,7 +365,7 @@ class AsyncClient:
         model: str | None = None,
         **options: Unpack[ClassifyOptions],
     ) -> Classes:
-        """What inputs are. See `Client.classify`."""
+        """The classes of inputs. See `Client.classify`."""
         card = await self._model(model)
         call = classify_call(self._io, inputs, card, options)
         probs, nums = await asyncio.wrap_future(call.future)
@@ -380,7 +380,7 @@ class AsyncClient:
         model: str | None = None,
         **options: Unpack[ScoringOptions],
     ) -> Scores:
-        """How well two texts fit. See `Client.score`."""
+        """The scores of pairs of texts. See `Client.score`."""
         card = await self._model(model)
         check_option_names(options, ScoringOptions)
         plan = plan_scores(text_1, text_2, card, options)

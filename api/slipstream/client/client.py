@@ -454,7 +454,7 @@ class Client:
         model: str | None = None,
         **options: Unpack[ClassifyOptions],
     ) -> Classes:
-        """What texts, or inputs of token ids, are: a number for each label, by a model that is
+        """The classes of texts, or of inputs of token ids: a number for each label, by a model that is
         served for classes. Otherwise as `embed`; for the options see `ClassifyOptions`.
         """
         card = checked_model(self._io.models, model)
@@ -471,7 +471,7 @@ class Client:
         model: str | None = None,
         **options: Unpack[ScoringOptions],
     ) -> Scores:
-        """How well two texts fit: one with each of several, or as many of both, pair by pair. A
+        """The scores of pairs of texts: one with each of several, or as many of both, pair by pair. A
         cross-encoder reads both at once; an embedder's score is the cosine of two vectors.
 
         For the options see `ScoringOptions`.

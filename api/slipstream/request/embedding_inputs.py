@@ -78,7 +78,7 @@ class ClassifyOptions(TypedDict, total=False):
 def classify_queries(
     inputs: Sequence[EmbeddingInput], model: ModelCard, options: ClassifyOptions
 ) -> list[Embed]:
-    """As `embed_queries`, for classes. Raises: BadRequestError."""
+    """The queries of a call for classes, like those of `embed_queries`. Raises: BadRequestError."""
     activates = options.get("use_activation")
     others: EmbeddingOptions = {
         "truncate_prompt_tokens": options.get("truncate_prompt_tokens"),

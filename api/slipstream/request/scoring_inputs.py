@@ -58,7 +58,7 @@ class ScoringOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class PairNames:
-    """What errors call the two texts of pairs."""
+    """The names of the two texts of pairs in errors."""
 
     first: str = "text_1"
     second: str = "text_2"

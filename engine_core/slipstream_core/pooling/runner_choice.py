@@ -15,7 +15,7 @@ _CLASSIFYING = "ForSequenceClassification"
 
 
 def pooling_task(config: CoreConfig) -> PoolingTask | None:
-    """What `config.model` computes of texts; None: it generates. Raises ModelLoadError where it
+    """The task of `config.model`; None: it generates. Raises ModelLoadError where it
     cannot be served as it is asked for.
     """
     convert: PoolingTask | None = None
@@ -40,7 +40,7 @@ def pooling_task(config: CoreConfig) -> PoolingTask | None:
 
 
 def _task_of_files(config: CoreConfig) -> PoolingTask | None:
-    """What a model's files say that it computes of texts; None: nothing."""
+    """The task that a model's files tell; None: none for pooling."""
     # these need transformers, which a simulated model does not
     from slipstream_core.model.hub import locate, read_json
     from slipstream_core.pooling.sentence_transformers_folder import is_sentence_transformer

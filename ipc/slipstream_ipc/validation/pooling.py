@@ -21,7 +21,7 @@ class WrongTask(BadRequest):
 
 
 def card_for(task: PoolingTask, card: ModelCard) -> PoolingCard:
-    """What a model makes of texts, if it is served for a task. Raises: WrongTask."""
+    """The pooling of a model, if it is served for a task. Raises: WrongTask."""
     pooling = card.pooling
     options = "--runner pooling" if task == "embed" else "--convert classify"
     if pooling is None:
@@ -34,7 +34,7 @@ def card_for(task: PoolingTask, card: ModelCard) -> PoolingCard:
 
 
 def served_for(pooling: PoolingCard) -> str:
-    """What a model that generates nothing is served for, in words."""
+    """The task of a model that generates nothing, in words."""
     return _SERVED[pooling.task]
 
 
@@ -54,7 +54,7 @@ def check_dimensions(dimensions: int, card: PoolingCard) -> None:
 
 
 def pooling_detail(name: str, pooling: PoolingCard) -> str:
-    """What a core says of a model when it is ready."""
+    """The words of a core about a model when it is ready."""
     what = "dimensions" if pooling.task == "embed" else "labels"
     return f"{name}, {_SERVED[pooling.task]}, {pooling.dimensions} {what}"
 
