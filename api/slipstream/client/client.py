@@ -454,8 +454,8 @@ class Client:
         model: str | None = None,
         **options: Unpack[ClassifyOptions],
     ) -> Classes:
-        """The classes of texts, or of inputs of token ids: a number for each label, by a model that is
-        served for classes. Otherwise as `embed`; for the options see `ClassifyOptions`.
+        """The classes of texts, or of token ids: a number for each label, by a model that is served
+        for classes. Otherwise as `embed`; for the options see `ClassifyOptions`.
         """
         card = checked_model(self._io.models, model)
         call = classify_call(self._io, inputs, card, options)
@@ -471,8 +471,8 @@ class Client:
         model: str | None = None,
         **options: Unpack[ScoringOptions],
     ) -> Scores:
-        """The scores of pairs of texts: one with each of several, or as many of both, pair by pair. A
-        cross-encoder reads both at once; an embedder's score is the cosine of two vectors.
+        """The scores of pairs of texts: one with each of several, or as many of both, pair by pair.
+        A cross-encoder reads both at once; an embedder's score is the cosine of two vectors.
 
         For the options see `ScoringOptions`.
 

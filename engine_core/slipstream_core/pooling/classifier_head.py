@@ -129,7 +129,9 @@ def _token_id(source: Source, token: str) -> int:
 
 
 def _activation(settings: PreTrainedConfig, source: Source, num_labels: int) -> Activation:
-    """The activation that the files name, sentence-transformers' before config.json's. Raises ValueError."""
+    """The activation that the files name, sentence-transformers' before config.json's. Raises
+    ValueError.
+    """
     modules = read_json(source, "config_sentence_transformers.json") or {}
     own = getattr(settings, "sentence_transformers", None) or {}
     named = (

@@ -277,7 +277,7 @@ class EmbeddingList(Struct, frozen=True):
 
 
 class Classification(Struct, frozen=True):
-    """The classes of an input. probs: of each label, in the model's order; label: of the highest."""
+    """The classes of an input. probs: of labels, in the model's order; label: of the highest."""
 
     index: int
     label: str
