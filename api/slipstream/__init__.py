@@ -52,16 +52,14 @@ if TYPE_CHECKING:
         EmbeddingRequestOutput,
         Embeddings,
         Logprob,
-        RankedDocument,
         RequestMetrics,
         RequestOutput,
-        Scores,
         ScoringOutput,
         ScoringRequestOutput,
     )
     from slipstream.request.embedding_inputs import ClassifyOptions, EmbeddingOptions
     from slipstream.request.prompts import TextPrompt, TokensPrompt
-    from slipstream.request.scoring_inputs import ScoringOptions
+    from slipstream.request.scoring_inputs import RankedDocument, Scores, ScoringOptions
     from slipstream.request.served_models import LoRARequest
     from slipstream.sampling_params import (
         RepetitionDetection,
@@ -160,7 +158,7 @@ _MODULES = {
     "Logprob": "slipstream.outputs",
     "ModelCard": "slipstream_ipc.messages",
     "OverloadedError": "slipstream.errors",
-    "RankedDocument": "slipstream.outputs",
+    "RankedDocument": "slipstream.request.scoring_inputs",
     "ReasoningDelta": "slipstream.answers.events",
     "RepetitionDetection": "slipstream.sampling_params",
     "RequestError": "slipstream.errors",
@@ -168,7 +166,7 @@ _MODULES = {
     "RequestOptions": "slipstream.client.call_options",
     "RequestOutput": "slipstream.outputs",
     "SamplingParams": "slipstream.sampling_params",
-    "Scores": "slipstream.outputs",
+    "Scores": "slipstream.request.scoring_inputs",
     "ScoringOptions": "slipstream.request.scoring_inputs",
     "ScoringOutput": "slipstream.outputs",
     "ScoringRequestOutput": "slipstream.outputs",

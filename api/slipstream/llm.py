@@ -28,7 +28,6 @@ from slipstream.outputs import (
     ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
-    RankedDocument,
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
@@ -41,7 +40,7 @@ from slipstream.request.embedding_inputs import (
     embedding_inputs,
 )
 from slipstream.request.prompts import Conversation, Prompt, is_prompt_mapping
-from slipstream.request.scoring_inputs import ScoreInput, ScoringOptions
+from slipstream.request.scoring_inputs import RankedDocument, ScoreInput, ScoringOptions
 from slipstream.stack.settings import SHORT_LIVED
 from slipstream.stack.stack import Stack, StackArguments
 from slipstream.stack.supervisor_process import StackError

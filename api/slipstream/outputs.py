@@ -474,24 +474,6 @@ class Classes(Struct, frozen=True, eq=False):
         return [self.labels[at] for at in self.probs.argmax(1).tolist()]
 
 
-class Scores(Struct, frozen=True, eq=False):
-    """The scores of a call's pairs of texts.
-
-    scores: float32, [pairs]. num_prompt_tokens: of each pair.
-    """
-
-    scores: npt.NDArray[np.float32]
-    num_prompt_tokens: list[int]
-
-
-class RankedDocument(Struct, frozen=True):
-    """A document of `rerank`, with the names of Cohere's answers. index: among those given."""
-
-    index: int
-    relevance_score: float
-    document: str
-
-
 class ClassificationOutput(Struct, frozen=True):
     """The classes of an input, with vLLM's names. probs: of each label."""
 

@@ -56,9 +56,7 @@ from slipstream.outputs import (
     Classes,
     Delta,
     Embeddings,
-    RankedDocument,
     RequestOutput,
-    Scores,
 )
 from slipstream.request.embedding_inputs import (
     ClassifyOptions,
@@ -66,7 +64,14 @@ from slipstream.request.embedding_inputs import (
     EmbeddingOptions,
 )
 from slipstream.request.prompts import Prompt
-from slipstream.request.scoring_inputs import ScoreInput, ScoringOptions, plan_scores, ranked
+from slipstream.request.scoring_inputs import (
+    RankedDocument,
+    ScoreInput,
+    Scores,
+    ScoringOptions,
+    plan_scores,
+    ranked,
+)
 from slipstream.request.served_models import base_of, checked_model
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 from slipstream_ipc.telemetry.trace import open_tracer

@@ -58,9 +58,7 @@ from slipstream.outputs import (
     Classes,
     Delta,
     Embeddings,
-    RankedDocument,
     RequestOutput,
-    Scores,
 )
 from slipstream.request.embedding_inputs import (
     ClassifyOptions,
@@ -68,7 +66,14 @@ from slipstream.request.embedding_inputs import (
     EmbeddingOptions,
 )
 from slipstream.request.prompts import Prompt
-from slipstream.request.scoring_inputs import ScoreInput, ScoringOptions, plan_scores, ranked
+from slipstream.request.scoring_inputs import (
+    RankedDocument,
+    ScoreInput,
+    Scores,
+    ScoringOptions,
+    plan_scores,
+    ranked,
+)
 from slipstream.request.served_models import base_of, checked_model
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 

@@ -13,10 +13,11 @@ from typing import Any, TypedDict
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
 from msgspec.structs import replace
 
 from slipstream.errors import bad_request
-from slipstream.outputs import RankedDocument, Scores
 from slipstream.request.embedding_inputs import (
     checked_bool,
     checked_texts,
@@ -33,6 +34,24 @@ from slipstream_ipc.validation.pooling import card_for
 ScoreInput = str | Mapping[str, Any]
 
 _TEXTS = "a text, or a list of texts"
+
+
+class Scores(Struct, frozen=True, eq=False):
+    """The scores of a call's pairs of texts.
+
+    scores: float32, [pairs]. num_prompt_tokens: of each pair.
+    """
+
+    scores: npt.NDArray[np.float32]
+    num_prompt_tokens: list[int]
+
+
+class RankedDocument(Struct, frozen=True):
+    """A document of `rerank`, with the names of Cohere's answers. index: among those given."""
+
+    index: int
+    relevance_score: float
+    document: str
 
 
 class ScoringOptions(TypedDict, total=False):

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import BadRequestError
-from slipstream.outputs import Scores
-from slipstream.request.scoring_inputs import PairNames, plan_scores, ranked
+from slipstream.request.scoring_inputs import PairNames, Scores, plan_scores, ranked
 from slipstream_ipc.messages import MAX_EMBEDDED, ModelCard, NamedPrompt, PoolingCard
 
 CROSS = ModelCard(

@@ -38,7 +38,6 @@ from slipstream.http.openai.response_bodies import (
 from slipstream.http.planning.served_model import served_model
 from slipstream.http.response_encoding import json_response
 from slipstream.http.time_slice import TimeSlicedQueue
-from slipstream.outputs import Scores
 from slipstream.request.embedding_inputs import (
     ClassifyOptions,
     classify_queries,
@@ -46,6 +45,7 @@ from slipstream.request.embedding_inputs import (
 )
 from slipstream.request.scoring_inputs import (
     PairNames,
+    Scores,
     ScoringOptions,
     ScoringPlan,
     checked_top_n,
