@@ -26,8 +26,9 @@ from transformers.utils import logging
 
 from slipstream_core.attention.geometry import LayerGeometry
 from slipstream_core.load_error import ModelLoadError
+from slipstream_core.model.attention_check import SelfAttention
 from slipstream_core.model.hub import Source
-from slipstream_core.model.loader import load_model
+from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_ipc.messages import SamplingDefaults
 
 SETTINGS: dict[str, Any] = {
@@ -655,10 +656,39 @@ def test_logits_of_other_tokens_than_were_asked_for(
     original = LlamaForCausalLM.forward
 
     def forward(self: Any, *args: Any, logits_to_keep: Any = 0, **kwargs: Any) -> Any:
+        output = original(self, *args, **kwargs)
+        output.logits = output.logits[:, 1:]
+        return output
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
+    assert "its logits are (1, 7, 97) where 1 x 2 chosen tokens" in problem(tiny)
+
+
+def test_a_model_that_computes_logits_of_all_tokens_computes_those_asked_for(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = LlamaForCausalLM.forward
+    ids = torch.arange(5)[None]
+    asked = {"input_ids": ids, "position_ids": ids, "use_cache": False}
+    kept = torch.tensor([3, 1])
+
+    def logits(model: LoadedModel) -> torch.Tensor:
+        with torch.inference_mode():
+            found: Any = model.module(**asked, logits_to_keep=kept, paged=SelfAttention())
+        return found.logits  # type: ignore[no-any-return]
+
+    expected = logits(load_model(tiny, device="cpu"))
+
+    def forward(self: Any, *args: Any, logits_to_keep: Any = 0, **kwargs: Any) -> Any:
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", forward)
-    assert "its logits are (1, 8, 97) where 1 x 2 chosen tokens" in problem(tiny)
+    model = load_model(tiny, device="cpu")
+    assert expected.shape == (1, 2, 97)
+    assert torch.equal(logits(model), expected)
+    with torch.inference_mode():
+        every = model.module(**asked, paged=SelfAttention()).logits  # none are asked for
+    assert torch.equal(every[:, kept], expected)
 
 
 @pytest.mark.parametrize("shift", [1, -1])
