@@ -1,4 +1,5 @@
-"""Every block of Python and of shell in README and docs runs as written, beside one server.
+"""Every block of Python and of shell in README and docs runs as written, beside one server, or
+beside one for embeddings where its page is about those.
 
 Blocks without a language are not run: they need another machine, a model, or minutes. Their
 commands and options are checked in `test_pages`.
@@ -8,13 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import pytest
 from tests.helpers.pages import ROOT, Block, blocks, shown_outputs
@@ -31,46 +33,67 @@ COMMANDS = [
 ELSEWHERE = ("scripts/launch", ".venv/bin/slipstream demo kill")
 
 
-@pytest.fixture(scope="module")
-def environment() -> Iterator[dict[str, str]]:
-    """A default address of our own."""
-    folder = tempfile.mkdtemp(prefix="docs-")
-    yield {**os.environ, "XDG_RUNTIME_DIR": folder}
-    shutil.rmtree(folder)
+class Server(NamedTuple):
+    """One that runs: its environment, with a default address of its own, its port, what it said."""
+
+    environment: dict[str, str]
+    port: str
+    said: str
 
 
-@pytest.fixture(scope="module")
-def port() -> str:
-    """The pages' port where it is free, else another: blocks then run with that one."""
+@contextmanager
+def _serving(command: list[str], first_port: int) -> Iterator[Server]:
+    """Start a server at the pages' port where it is free, else at another."""
     with socket.socket() as probe:
         try:
-            probe.bind(("127.0.0.1", 8000))
+            probe.bind(("127.0.0.1", first_port))
+            port = str(first_port)
         except OSError:
-            return str(free_port())
-        return "8000"
+            port = str(free_port())
+    with tempfile.TemporaryDirectory(prefix="docs-") as folder:
+        environment = {**os.environ, "XDG_RUNTIME_DIR": folder}
+        process = subprocess.Popen(
+            [*command, *([] if port == "8000" else ["--http-port", port])],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        said = []
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            if "curl" in line:
+                break
+        yield Server(environment, port, "".join(said))
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE_S)
+        assert process.returncode in (0, 130, 1, -signal.SIGINT)
 
 
 @pytest.fixture(scope="module")
-def launched(environment: dict[str, str], port: str) -> Iterator[str]:
-    """The README's first command, running; what it said."""
-    process = subprocess.Popen(
-        ["scripts/launch", *([] if port == "8000" else ["--http-port", port])],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    said = []
-    assert process.stdout is not None
-    for line in process.stdout:
-        said.append(line)
-        if "curl" in line:
-            break
-    yield "".join(said)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode in (0, 130, 1, -signal.SIGINT)
+def launched() -> Iterator[Server]:
+    """The README's first command, running."""
+    with _serving(["scripts/launch"], 8000) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pooling() -> Iterator[Server]:
+    """The demo model, served for embeddings."""
+    command = [sys.executable, "-m", "slipstream", "serve", "--runner", "pooling"]
+    with _serving(command, free_port()) as server:
+        yield server
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Server:
+    """The one that the test's block is written for."""
+    name = next(iter(request.node.callspec.params.values())).name
+    is_pooling = name.startswith("docs/embeddings.md")
+    found: Server = request.getfixturevalue("pooling" if is_pooling else "launched")
+    return found
 
 
 def test_there_is_something_to_test() -> None:
@@ -91,11 +114,11 @@ def test_curl_is_asked_to_fail() -> None:
 
 
 @pytest.mark.process
-def test_launch_names_each_process_and_a_command_to_try(launched: str) -> None:
-    assert re.search(r"^core ready ", launched, re.MULTILINE)
-    assert re.search(r"^worker ready ", launched, re.MULTILINE)
-    assert re.search(r"^http ready ", launched, re.MULTILINE)
-    assert "ipc://" in launched
+def test_launch_names_each_process_and_a_command_to_try(launched: Server) -> None:
+    assert re.search(r"^core ready ", launched.said, re.MULTILINE)
+    assert re.search(r"^worker ready ", launched.said, re.MULTILINE)
+    assert re.search(r"^http ready ", launched.said, re.MULTILINE)
+    assert "ipc://" in launched.said
 
 
 def _run(command: list[str], environment: dict[str, str]) -> str:
@@ -114,29 +137,25 @@ def _run(command: list[str], environment: dict[str, str]) -> str:
 
 
 @pytest.mark.process
-@pytest.mark.usefixtures("launched")
 @pytest.mark.parametrize(("command", "output"), shown_outputs())
-def test_shown_output_is_what_comes(
-    command: str, output: str, environment: dict[str, str], port: str
-) -> None:
-    shown = _run(["bash", "-c", command.replace("8000", port)], environment)
+def test_shown_output_is_what_comes(command: str, output: str, launched: Server) -> None:
+    shown = _run(["bash", "-c", command.replace("8000", launched.port)], launched.environment)
     assert shown.rstrip("\n") == output.rstrip("\n")
 
 
 @pytest.mark.process
-@pytest.mark.usefixtures("launched")
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.name)
-def test_python_block(block: Block, environment: dict[str, str], port: str) -> None:
-    program = block.text.replace("8000", port)
-    _run([sys.executable, "-W", "error::ResourceWarning", "-c", program], environment)
+def test_python_block(block: Block, server: Server) -> None:
+    program = block.text.replace("8000", server.port)
+    _run([sys.executable, "-W", "error::ResourceWarning", "-c", program], server.environment)
 
 
 @pytest.mark.process
-@pytest.mark.usefixtures("launched")
 @pytest.mark.parametrize(
     "command",
     [each for each in COMMANDS if not each.text.startswith(ELSEWHERE)],
     ids=lambda block: block.name,
 )
-def test_command(command: Block, environment: dict[str, str], port: str) -> None:
-    _run(["bash", "-c", _failing_on_errors(command.text).replace("8000", port)], environment)
+def test_command(command: Block, server: Server) -> None:
+    asked = _failing_on_errors(command.text).replace("8000", server.port)
+    _run(["bash", "-c", asked], server.environment)
