@@ -1,7 +1,8 @@
 """Reads format, size and orientation from a picture's file: PNG, JPEG, WebP or GIF, as its first
 bytes say, whatever its name or declared type. No pixel is decoded.
 
-- A file costs `_MAX_BLOCKS` steps at most, whatever it holds.
+- A file costs `_MAX_BLOCKS` steps at most, whatever it holds: a request has many files, and loops
+  that serve others read their headers.
 - Of an animation the size is that of its first frame on its canvas.
 - The orientation is a tag of EXIF alone (TIFF 6.0, tag 274); one that is malformed is none.
 """
@@ -20,7 +21,8 @@ ImageFormat = Literal["PNG", "JPEG", "WebP", "GIF"]
 
 MAX_IMAGE_PIXELS = 2**25
 FORMATS = "a PNG, JPEG, WebP or GIF picture"
-_MAX_BLOCKS = 2**14  # of a file: chunks, segments or sub-blocks
+_MAX_BLOCKS = 2**11  # of a file: chunks or sub-blocks
+_MAX_SEGMENTS = 2**9  # of a JPEG before its pixels: a color profile has 255, of 64 KiB each
 _MAX_TAGS = 1024  # of EXIF's first directory
 _ORIENTATION = 274
 _TURNED = range(5, 9)  # orientations that exchange width and height
@@ -158,7 +160,7 @@ def _jpeg(data: bytes) -> ImageHeader:
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Marker, begin and end of the contents of a JPEG's segments, up to the first scan."""
     at = 2
-    for _ in range(_MAX_BLOCKS):
+    for _ in range(_MAX_SEGMENTS):
         if data[at] != 0xFF:
             raise _DamagedError("with bytes between its segments")
         marker = data[at + 1]
@@ -175,7 +177,7 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
             raise _DamagedError("with a segment of no length")
         yield marker, at + 2, at + length
         at += length
-    raise _DamagedError(f"with more than {_MAX_BLOCKS} segments before its pixels")
+    raise _DamagedError(f"with more than {_MAX_SEGMENTS} segments before its pixels")
 
 
 def _webp(data: bytes) -> ImageHeader:

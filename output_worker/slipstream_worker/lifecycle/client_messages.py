@@ -49,7 +49,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.transport.router import Session
-from slipstream_ipc.validation.media import sizes_of, why_no_media
+from slipstream_ipc.validation.media import why_no_media
 from slipstream_ipc.validation.pooling import served_for
 from slipstream_ipc.validation.request_spec import among_own
 from slipstream_worker.clients.core_queries import CoreQueries
@@ -303,7 +303,7 @@ class ClientMessages:
             self._reject(session, submit, Fault("bad_request", why, "media"))
             return
         try:
-            sizes = sizes_of(submit.media, card)
+            sizes = submission.media_sizes(card)
         except BadRequest as error:
             self._reject(session, submit, error.fault)
             return

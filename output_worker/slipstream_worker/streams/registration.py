@@ -23,6 +23,7 @@ from slipstream_ipc.messages import (
     Begun,
     Derived,
     LeftOut,
+    MediaSize,
     ModelCard,
     ReasoningIds,
     RequestSpec,
@@ -35,7 +36,7 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.messages.answer import FUNCTION_CHOICE
 from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
 from slipstream_ipc.transport.codec import decode_params
-from slipstream_ipc.validation.media import check_media
+from slipstream_ipc.validation.media import check_media, sizes_of
 from slipstream_ipc.validation.request_spec import content_of, root_digest, spec_of
 from slipstream_ipc.validation.sampling_params import (
     check_params,
@@ -80,6 +81,7 @@ class Submission:
         self._params = params
         self.spec = spec_of(submit, params, client)
         self._digest = b""  # hash of what the answers share
+        self._media_sizes: tuple[MediaSize, ...] | BadRequest | None = None
 
     @property
     def bad_words(self) -> tuple[str, ...]:
@@ -103,6 +105,19 @@ class Submission:
         if answer.seed is None:
             return self.spec
         return structs.replace(self.spec, params=structs.replace(self._params, seed=answer.seed))
+
+    def media_sizes(self, card: ModelCard) -> tuple[MediaSize, ...]:
+        """The sizes of its images (`sizes_of`), whose headers are read once, also where one is
+        refused. Raises: BadRequest.
+        """
+        if self._media_sizes is None:
+            try:
+                self._media_sizes = sizes_of(self._submit.media, card)
+            except BadRequest as error:
+                self._media_sizes = error
+        if isinstance(self._media_sizes, BadRequest):
+            raise self._media_sizes
+        return self._media_sizes
 
     def fingerprint(self, answer: Submit) -> bytes:
         """Hash of an answer's content, 16 bytes; tells a duplicate from a conflict under the same

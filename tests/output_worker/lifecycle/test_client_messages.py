@@ -17,10 +17,13 @@ from slipstream_ipc.messages import (
     MediaCard,
     ModelCard,
     OtherAnswer,
+    Rejected,
     SamplingParams,
     Submit,
 )
 from slipstream_ipc.telemetry.statistics import WorkerGauges
+from slipstream_ipc.validation import media
+from slipstream_ipc.validation.image_header import ImageHeader, image_header
 from slipstream_ipc.validation.media import media_item
 from slipstream_worker.lifecycle import media_store
 from slipstream_worker.lifecycle.client_messages import ClientMessages
@@ -169,6 +172,31 @@ def test_a_file_that_is_no_picture_is_refused_whatever_sent_it(
         asked.from_client.handle(asked.session, submit, IMAGE_CARD)
     assert [(each.code, each.field) for each in told] == [("bad_request", "media[0]")] * 3
     assert asked.streams.get(IDS[0]) is None
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_headers_are_read_once_however_many_answers_there_are(
+    is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are strangers' files, and the loop serves others."""
+    read: list[bytes] = []
+
+    def noted(data: bytes, field: str) -> ImageHeader:
+        read.append(data)
+        return image_header(data, field)
+
+    monkeypatch.setattr(media, "image_header", noted)
+    asked, told = Asked(), list[object]()
+    port = SimpleNamespace(enqueue=told.append)
+    monkeypatch.setattr(asked.readers, "port", lambda identity: port)
+    submit = with_image(IDS[0], others=tuple(OtherAnswer(at, IDS[at]) for at in range(1, 4)))
+    if is_refused:
+        submit = structs.replace(submit, media=(IMAGE, media_item("image", b"GIF98a")))
+    asked.from_client.handle(asked.session, submit, IMAGE_CARD)
+    assert read == [item.data for item in submit.media]
+    is_known = [asked.streams.get(each) is not None for each in IDS]
+    assert is_known == [not is_refused] * 4
+    assert sum(isinstance(each, Rejected) for each in told) == (4 if is_refused else 0)
 
 
 def test_another_image_is_another_request() -> None:
