@@ -75,12 +75,7 @@ class ModelDrafter:
         foreseen = np.minimum(table.num[at], num)
         share = table.share[at]
         if foreseen.any():
-            ends = np.cumsum(num)
-            places = np.arange(int(foreseen.max()))
-            is_seen = places < foreseen[:, None]
-            arrived = ids[np.where(is_seen, (ends - num)[:, None] + places, 0)]
-            is_right = (arrived == self._ids[at, : len(places)]) & is_seen
-            right = np.logical_and.accumulate(is_right, axis=1).sum(1)
+            right = self.num_right(at, ids, num)
             share = 1 - (1 - share) * (1 - _SMOOTHING) ** right
             share = np.where(right < foreseen, share * (1 - _SMOOTHING), share)
         unseen = num - foreseen
@@ -88,6 +83,21 @@ class ModelDrafter:
         table.num[at] = 0
         most = np.full(len(at), self._most)
         self._awaits_tokens = self._lens(at, most) is not None
+
+    def num_right(self, rows: Int64s, ids: UInt32s, counts: Int64s) -> Int64s:
+        """The number of tokens, [n], that were foreseen of each of these rows as they arrive now:
+        `counts` [n] of each, ids [sum(counts)] row by row.
+        """
+        self._grow(int(rows.max(initial=0)))
+        foreseen = np.minimum(self._rows.num[rows], counts)
+        if not foreseen.any():
+            return foreseen
+        places = np.arange(int(foreseen.max()))
+        is_seen = places < foreseen[:, None]
+        firsts = np.cumsum(counts) - counts
+        arrived = ids[np.where(is_seen, firsts[:, None] + places, 0)]
+        is_right = (arrived == self._ids[rows, : len(places)]) & is_seen
+        return np.asarray(np.logical_and.accumulate(is_right, axis=1).sum(1))
 
     def wanted(self, rows: Int64s, most: Int64s, lens: Int64s) -> Int64s | None:
         """The number of tokens to be foreseen of each of these rows, [n], at most `most` of each;

@@ -255,7 +255,7 @@ class Engine(Generic[TurnT]):
             logger.error(
                 "the draft model failed, and drafts no more for %d requests, whose texts are what "
                 "they would be",
-                plan.num_requests,
+                len(rows),
                 exc_info=error,
                 extra=of_requests(*self._manager.labels(rows)),
             )

@@ -6,8 +6,8 @@
   more has no drafts yet. Of shared blocks it is known which the draft model has filled, too.
 - Catching up and foreseeing is one plan. Rows that lack a few tokens, as those do that are drafted
   in each step, compute them as rows of one token; those that lack more compute a chunk.
-- Drafts are known tokens only once they are accepted: what the draft model has computed of wrong
-  ones is written again (`took_in`).
+- Drafts are known tokens only once they have arrived: what the draft model has computed of wrong
+  ones is written again (`took_in`), also where another drafter's were right instead.
 - A plan comes alone, behind steps that are answered, and has the number of the last one.
 """
 
@@ -28,7 +28,7 @@ from slipstream_core.step.plan import (
     columns_over,
     sampling_flags,
 )
-from slipstream_ipc.arrays import Int64s
+from slipstream_ipc.arrays import Int64s, UInt32s
 from slipstream_ipc.history.pages import spans
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
@@ -82,7 +82,6 @@ class Proposals:
             return None
         is_wanted = lens > 0
         rows, lens = decoding[is_wanted], lens[is_wanted]
-        lens = self._blocks.grow_for_drafts(requests.slot[rows], lens)
         known = requests.known[rows]
         starts = np.minimum(requests.draft_computed[rows], known - 1)
         counts = known - starts
@@ -91,6 +90,8 @@ class Proposals:
         counts, lacking = np.minimum(np.cumsum(counts), budget), counts
         counts = np.diff(counts, prepend=0)
         lens = np.where(counts == lacking, lens, 0)  # it catches up, and has no drafts yet
+        # of rows with drafts alone: `used` frees what is left over of theirs
+        lens = self._blocks.grow_for_drafts(requests.slot[rows], lens)
         has_some = (counts > 0) & ((lens > 0) | (lacking > _ONE_BY_ONE))
         rows, lens, starts, counts = (each[has_some] for each in (rows, lens, starts, counts))
         return self._planned(step, rows, lens, starts, counts) if len(rows) else None
@@ -189,7 +190,12 @@ class Proposals:
         rows = rows[holds]
         self._blocks.cut(requests.slot[rows], more[rows])
 
-    def took_in(self, rows: RowSet) -> None:
-        """These rows have got tokens: of what was computed for drafts, the right ones count."""
+    def took_in(self, rows: RowSet, ids: UInt32s, counts: Int64s | None) -> None:
+        """These rows have got tokens, as of `Drafter.observe`, which comes behind: of what was
+        computed for drafts, the right ones count.
+        """
         at, computed = rows.array, self._requests.draft_computed
-        computed[at] = np.minimum(computed[at], self._tokens.lengths(rows) - 1)
+        num = np.ones(len(at), np.int64) if counts is None else counts
+        right = self._drafter.num_right(at, ids, num)
+        right = np.minimum(right, num - 1)  # nothing is computed of a row's last known token
+        computed[at] = np.minimum(computed[at], self._tokens.lengths(rows) - num + right)

@@ -333,6 +333,8 @@ class Scheduler:
         if len(decoding) > self._max_num_batched_tokens:
             first = requests.in_order(decoding.array)[: self._max_num_batched_tokens]
             decoding = RowSet(first)
+        if self._proposals is not None and not len(decoding):
+            self._proposals.used(_NO_ROWS, None)  # its rows have ended, or wait for their workers
         if self._proposals is None or not self._proposals.are_answered:
             self._preemptions_before = self._running_set.num_preemptions
         if len(prefilling) and self._running_set.extend_to_known(prefilling):
@@ -389,7 +391,7 @@ class Scheduler:
             slots = self._requests.slot[rows]
             self._blocks.cut(slots[slots != NO_SLOT])
         if self._proposals is not None:
-            self._proposals.took_in(sampled.rows)
+            self._proposals.took_in(sampled.rows, sampled.token_ids, sampled.counts)
         if self._drafter is not None:
             self._drafter.observe(sampled.rows, sampled.token_ids, sampled.counts, self._tokens)
         return sampled

@@ -15,6 +15,7 @@ from random import Random
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.new_requests import new_request
@@ -22,6 +23,7 @@ from tests.helpers.scheduler_harness import scheduler_of
 
 from slipstream_core.drafting.drafter import Drafts
 from slipstream_core.drafting.model_drafter import ModelDrafter
+from slipstream_core.drafting.prediction_drafter import PredictionDrafter
 from slipstream_core.drafting.step_costs import StepCosts
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.drafts import accepted, only_accepted, unfold
@@ -48,10 +50,19 @@ class Asked:
         self.prompt = self.prompt[: rng.randint(1, 16)]
         self.prompt += [rng.randrange(VOCAB) for _ in range(rng.randint(0, 6))]
         self.min_tokens, self.max_tokens = rng.choice([0, 0, 5]), rng.randint(1, 30)
+        self.prediction = self.predicted(rng) if rng.random() < 0.3 else []
 
     def next(self, ids: list[int]) -> int:
         is_masked = len(ids) < len(self.prompt) + self.min_tokens
         return next_token(self.seed, ids, is_masked=is_masked)
+
+    def predicted(self, rng: Random) -> list[int]:
+        """What it will say, but for some tokens."""
+        ids = list(self.prompt)
+        while len(ids) < self.most:
+            ids.append(self.next(ids))
+        said = ids[len(self.prompt) :]
+        return [rng.randrange(VOCAB) if rng.random() < 0.1 else each for each in said]
 
     @property
     def most(self) -> int:
@@ -194,11 +205,13 @@ class Device:
 
 
 DEAR, CHEAP = StepCosts(((1, 1.0), (64, 1.1))), StepCosts(((1, 0.01), (64, 0.01)))
+# of which drafts pay beside few rows alone
+STEEP = StepCosts(((1, 1.0), (9, 1.1), (10, 30.0), (64, 900.0)))
 
 
 def serve(rng: Random, *, by_model: bool = False) -> tuple[int, int]:
     """Serve some requests to their ends; the steps, and those of them with drafts. by_model: from
-    a draft model, whose steps fail now and then.
+    a draft model, whose steps fail now and then, and from what some requests predict.
     """
     log, size = TokenLog(rows=2), rng.choice([1, 2, 4, 16])
     asked = {row: Asked(rng, row) for row in range(rng.randint(1, 6))}
@@ -206,9 +219,10 @@ def serve(rng: Random, *, by_model: bool = False) -> tuple[int, int]:
     model = ModelDrafter(
         num_speculative_tokens=rng.choice([1, 4, 16]),
         max_len=rng.choice([MAX_LEN, 30]),
-        costs=DEAR,
+        costs=(costs := rng.choice([DEAR, STEEP])),
         draft_costs=CHEAP,
     )
+    predicted = PredictionDrafter(model, num_speculative_tokens=4, costs=costs)
     most_blocks = -(-MAX_LEN // size)
     scheduler = scheduler_of(
         log,
@@ -219,7 +233,7 @@ def serve(rng: Random, *, by_model: bool = False) -> tuple[int, int]:
         max_model_len=MAX_LEN,
         enable_prefix_caching=rng.random() < 0.6,
         max_unacked=rng.choice([64, 9]),
-        drafter=model if by_model else drafter,
+        drafter=predicted if by_model else drafter,
         by_model=model if by_model else None,
         has_draft_model=by_model,
     )
@@ -280,6 +294,7 @@ def add(scheduler: Scheduler, log: TokenLog, asked: Asked) -> int:
             seed=asked.seed,
             min_tokens=asked.min_tokens,
             stop_token_ids=(STOP,) if asked.min_tokens else (),
+            prediction_ids=np.array(asked.prediction, np.uint32).tobytes(),
         )
     )
     return asked.row
@@ -295,6 +310,19 @@ def test_the_tokens_are_those_without_drafts(rng: Random) -> None:
 @settings(max_examples=150)
 def test_nor_do_drafts_of_a_model_change_them(rng: Random) -> None:
     serve(rng, by_model=True)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(23, id="a-prediction-was-right-where-the-model-was-not"),
+        pytest.param(42, id="rows-that-catch-up-hold-no-blocks-for-drafts"),
+        pytest.param(68, id="the-only-row-ends-behind-a-preemption"),
+        pytest.param(370, id="a-block-of-drafts-is-left-where-none-pay-any-more"),
+    ],
+)
+def test_lives_in_which_a_draft_model_did_harm(seed: int) -> None:
+    serve(Random(seed), by_model=True)
 
 
 def test_a_draft_model_foresees_most_of_what_is_said() -> None:
