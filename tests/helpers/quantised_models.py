@@ -200,6 +200,13 @@ def nvfp4(*, is_divided: bool) -> Callable[[str, torch.Tensor], Written]:
     return write
 
 
+def modelopt_fp8_blocks(name: str, weight: torch.Tensor) -> Written:
+    """FP8_PB_WO: scales [N / 128, 1, K / 128, 1]."""
+    found, mean = float8((128, 128))(name, weight)
+    scale = found[f"{name}_scale"]
+    return {**found, f"{name}_scale": scale[:, None, :, None].contiguous()}, mean
+
+
 def modelopt_mxfp4(name: str, weight: torch.Tensor) -> Written:
     """MXFP4 as ModelOpt and Quark have it."""
     found, mean = mxfp4(name, weight)
@@ -571,6 +578,14 @@ KINDS: dict[str, tuple[dict[str, Any], Callable[[str, torch.Tensor], Written]]] 
             "config_groups": {},
         },
         nvfp4(is_divided=False),
+    ),
+    "modelopt fp8 blocks": (
+        {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"},
+        modelopt_fp8_blocks,
+    ),
+    "modelopt fp8 blocks inv": (
+        {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"},
+        float8((128, 128), end="weight_scale_inv"),
     ),
     "modelopt mxfp8": (
         {"quant_method": "modelopt", "quant_algo": "MXFP8"},

@@ -2,11 +2,14 @@
 tell how it is written.
 
     weight      weight_scale                      is
-    F8_E4M3     F32, of the matrix, rows, blocks  scale times number
+    F8_E4M3     F32, of the matrix, rows, blocks  scale times number (*)
     F8_E4M3     U8 [N, K / 32]                    power of two times number (MXFP8)
     I8          F32 [N], or of the matrix         scale times integer
     U8          U8 [N, K / 32]                    MXFP4
     U8          F8_E4M3 [N, K / 16]               NVFP4, times weight_scale_2
+
+(*) Of blocks (FP8_PB_WO) it is [N / 128, 1, K / 128, 1], or [N / 128, K / 128] by the name of
+weight_scale_inv, and multiplies under that name, too.
 
 Weights that go with inputs of another scale (`pre_quant_scale`) are refused: nothing multiplies
 these here.
@@ -38,6 +41,7 @@ ALGORITHMS = (
 """ModelOpt's that are read; of mixed precision each layer has one of the others."""
 
 _BLOCK = (128, 128)
+_NUM_SPREAD = 4  # dimensions of scales of blocks, where a 1 is behind each size
 _MX_GROUP = 32
 _FACTOR = ".pre_quant_scale"
 
@@ -72,6 +76,8 @@ def _weights(tensors: Tensors) -> dict[str, QuantisedWeight]:
         if len(header.shape) < 2 or header.dtype not in (*TYPES, "I8", "U8"):
             continue
         scale = f"{name}_scale"
+        if header.dtype in TYPES and f"{name}_scale_inv" in tensors:
+            scale = f"{name}_scale_inv"
         if name.endswith((".weight", "_proj")) and scale not in tensors:
             raise QuantisedWeightError(f"{scale} is missing")
         if scale in tensors:
@@ -90,7 +96,8 @@ def _weight(tensors: Tensors, name: str, scale: str) -> QuantisedWeight:
     if of_scale.dtype == "U8":
         scales = scales_of(tensors, scale, header.shape, group=_MX_GROUP, is_e8m0=True)
         return float8_weight(tensors, name, scales, {name, scale})
-    *_, height, width = (1, 1, *of_scale.shape)
+    sizes = of_scale.shape[::2] if len(of_scale.shape) == _NUM_SPREAD else of_scale.shape
+    *_, height, width = (1, 1, *sizes)
     num_outputs, num_inputs = header.shape[-2:]
     is_blocks = (height, width) == (-(-num_outputs // _BLOCK[0]), -(-num_inputs // _BLOCK[1]))
     block = _BLOCK if is_blocks and (height, width) != (1, 1) else None
