@@ -1,17 +1,15 @@
 """The features of images that requests of late had, by what they are of.
 
 Those of a request that has not ended are held, whatever the cache keeps: its prompt may have to be
-computed again. A request begins to be prepared only while those that are held have fewer than
-`max_rows` rows; one alone may have as many. So there are at most twice as many held, and as many
-again in the cache.
+computed again.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
 
+from slipstream_core.media.places import MediaPlaces
 from slipstream_core.step.plan import ItemFeatures
 
 
@@ -22,8 +20,9 @@ class FeatureCache:
         self.max_rows = max_rows
         self._kept: OrderedDict[bytes, ItemFeatures] = OrderedDict()
         self._num_kept = 0
-        self._held: Counter[ItemFeatures] = Counter()
-        self._num_held = 0
+        self._held: Counter[tuple[bytes, ItemFeatures]] = Counter()  # by tenant
+        self._rows_held: Counter[bytes] = Counter()  # by tenant
+        self._tenants: dict[MediaPlaces, bytes] = {}  # of requests
         self._lock = threading.Lock()
 
     def get(self, key: bytes) -> ItemFeatures | None:
@@ -44,26 +43,37 @@ class FeatureCache:
                 _, oldest = self._kept.popitem(last=False)
                 self._num_kept -= len(oldest)
 
-    def hold(self, features: Iterable[ItemFeatures]) -> None:
-        """A request has these, one for each of its images, until `release`."""
+    def hold(self, places: MediaPlaces, tenant: bytes) -> None:
+        """A tenant's request has the features of these, until `release`."""
         with self._lock:
-            for each in features:
-                self._num_held += 0 if self._held[each] else len(each)
-                self._held[each] += 1
+            self._tenants[places] = tenant
+            for each in places.features:
+                if not self._held[tenant, each]:
+                    self._rows_held[tenant] += len(each)
+                self._held[tenant, each] += 1
 
-    def release(self, features: Iterable[ItemFeatures]) -> None:
-        """A request has these no longer."""
+    def release(self, places: MediaPlaces) -> None:
+        """The request has them no longer."""
         with self._lock:
-            for each in features:
-                self._held[each] -= 1
-                if not self._held[each]:
-                    del self._held[each]
-                    self._num_held -= len(each)
+            tenant = self._tenants.pop(places)
+            for each in places.features:
+                self._held[tenant, each] -= 1
+                if not self._held[tenant, each]:
+                    del self._held[tenant, each]
+                    self._rows_held[tenant] -= len(each)
+            if not self._rows_held[tenant]:
+                del self._rows_held[tenant]
+
+    def num_held_by(self, tenant: bytes) -> int:
+        """Rows that a tenant's requests hold, each counted once."""
+        with self._lock:
+            return self._rows_held[tenant]
 
     @property
     def num_held(self) -> int:
-        """Rows that requests hold, each counted once."""
-        return self._num_held
+        """Rows that requests of all tenants hold."""
+        with self._lock:
+            return self._rows_held.total()
 
     @property
     def num_kept(self) -> int:

@@ -3,8 +3,11 @@ process, encoded by the model's towers, and found in the prompt.
 
 - Every job is answered exactly once. One image is encoded at a time, so the rows that decode
   meanwhile share their cores with one thread.
-- Jobs begin in order, and wait while requests hold as many features as there may be
-  (`feature_cache`).
+- Tenants take turns, an image each; a tenant's jobs are done in order.
+- Memory is bounded by the features that requests hold (`feature_cache`), with those of jobs that
+  have begun. A tenant's next job begins only while its own rows and those of all are fewer than
+  twice `max_tokens` together. So however many jobs a tenant has, another can begin one, and there
+  are at most three times `max_tokens` rows; as many as `max_tokens` are in the cache besides.
 - Equal images of requests that may share cached blocks are encoded once.
 """
 
@@ -15,7 +18,9 @@ import logging
 import os
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from slipstream_core.media.feature_cache import FeatureCache
 from slipstream_core.media.media_client import ImageError
@@ -29,6 +34,8 @@ from slipstream_ipc.validation.media import pixel_limit
 
 logger = logging.getLogger(__name__)
 
+_WITHDRAWN = Fault("engine", "its images were withdrawn")  # told to nobody
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedMedia:
@@ -39,15 +46,36 @@ class PreparedMedia:
     fault: Fault | None = None
 
 
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A registration, and the features of its first images. num_expected: rows of all, as its
+    prompt has placeholders, from when it has begun.
+    """
+
+    admit: Admit
+    features: list[ItemFeatures] = field(default_factory=list)
+    num_rows: int = 0
+    num_expected: int | None = None
+    is_withdrawn: bool = False
+
+    @property
+    def tenant(self) -> bytes:
+        return self.admit.spec.tenant
+
+
 class MediaPreparer:
-    """Prepares the images of registrations, one registration at a time."""
+    """Prepares the images of registrations, one image at a time."""
 
     def __init__(self, encoder: ImageEncoder, card: ModelCard, media: MediaCard) -> None:
         """media: the card's."""
         self._encoder = encoder
         self._card, self._media = card, media
         self.cache = FeatureCache(media.max_tokens)
-        self._jobs: deque[Admit] = deque()
+        # by tenant, the one with the next turn first, in order; without empty ones
+        self._jobs: dict[bytes, dict[_Job, None]] = {}
+        self._by_id: dict[bytes, _Job] = {}  # that are not withdrawn
+        self._current: _Job | None = None  # the thread has it
+        self._num_expected = 0  # rows of the jobs that have begun
         self._done: deque[PreparedMedia] = deque()
         self._done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
@@ -62,15 +90,21 @@ class MediaPreparer:
             self._thread.start()
         self.num_jobs += 1
         with self._may_begin:
-            self._jobs.append(admit)
+            job = self._by_id[admit.stream_id] = _Job(admit)
+            self._jobs.setdefault(job.tenant, {})[job] = None
             self._may_begin.notify()
 
     def withdraw(self, stream_id: bytes) -> None:
-        """Leave out a registration's job, if it has not begun."""
+        """Leave out what is left of a registration's job: all but an image that is begun."""
         with self._may_begin:
-            waiting = [job for job in self._jobs if job.stream_id != stream_id]
-            self.num_jobs -= len(self._jobs) - len(waiting)
-            self._jobs = deque(waiting)
+            job = self._by_id.pop(stream_id, None)
+            if job is None:
+                return
+            job.is_withdrawn = True
+            if job is not self._current:
+                self._remove(job)
+                self.num_jobs -= 1
+            self._may_begin.notify()
 
     def take_prepared(self) -> list[PreparedMedia]:
         """The jobs done since the last call; `release` the places of each."""
@@ -86,7 +120,7 @@ class MediaPreparer:
 
     def release(self, places: MediaPlaces) -> None:
         """A request that had these images has ended, or was dropped."""
-        self.cache.release(places.features)
+        self.cache.release(places)
         with self._may_begin:
             self._may_begin.notify()
 
@@ -106,53 +140,96 @@ class MediaPreparer:
             self._thread = None
         os.close(self._done_fd)
 
-    def _next(self) -> Admit | None:
-        """The next job; None once it is closed."""
+    def _next(self) -> _Job | None:
+        """The job whose next image is encoded now; None once this is closed."""
         with self._may_begin:
             while not self._is_closed:
-                if self._jobs and self.cache.num_held < self._media.max_tokens:
-                    return self._jobs.popleft()
+                for tenant, jobs in self._jobs.items():
+                    job = next(iter(jobs))
+                    if job.num_expected is None and not self._has_room(tenant):
+                        continue
+                    self._begin(job)
+                    return job
                 self._may_begin.wait()
         return None
 
+    def _has_room(self, tenant: bytes) -> bool:
+        """True if a tenant that has no job begun may begin one."""
+        num = self.cache.num_held_by(tenant) + self.cache.num_held + self._num_expected
+        return num < 2 * self._media.max_tokens
+
+    def _begin(self, job: _Job) -> None:
+        self._current = job
+        if job.num_expected is None:
+            prompt = u32(job.admit.prompt_ids)
+            num_holders = np.count_nonzero(prompt == self._media.placeholder_id)
+            job.num_expected = min(int(num_holders), self._media.max_tokens)
+            self._num_expected += job.num_expected
+
+    def _remove(self, job: _Job) -> None:
+        jobs = self._jobs[job.tenant]
+        del jobs[job]
+        if not jobs:
+            del self._jobs[job.tenant]
+        self._num_expected -= job.num_expected or 0
+
     def _run(self) -> None:
         self._encoder.prepare_thread()
-        while (admit := self._next()) is not None:
-            try:
-                done = PreparedMedia(admit, self._places(admit))
-            except BadRequest as error:
-                done = PreparedMedia(admit, None, error.fault)
-            except Exception as error:
-                if not self._is_closed:
-                    logger.exception("an image failed", extra=of_requests(admit.spec.label))
-                why = f"{type(error).__name__} while an image was prepared"
-                done = PreparedMedia(admit, None, Fault("engine", why))
-            self._done.append(done)
+        while (job := self._next()) is not None:
+            done = self._advance(job)
+            with self._may_begin:
+                self._current = None
+                self._jobs[job.tenant] = self._jobs.pop(job.tenant)  # behind the others
+                if done is None and not job.is_withdrawn:
+                    continue  # with its next image, in its tenant's next turn
+                self._remove(job)
+                if not job.is_withdrawn:
+                    del self._by_id[job.admit.stream_id]
+            self._done.append(done or PreparedMedia(job.admit, None, _WITHDRAWN))
             os.eventfd_write(self._done_fd, 1)
 
-    def _places(self, admit: Admit) -> MediaPlaces:
-        """Raises BadRequest for images that cannot be decoded, are too large, or do not fit the
-        prompt; and whatever the model raises.
+    def _advance(self, job: _Job) -> PreparedMedia | None:
+        """Encode the next image of a job. Returns the outcome, once there is one."""
+        admit = job.admit
+        try:
+            self._encode_next(job)
+            if len(job.features) < len(admit.media):
+                return None
+            return PreparedMedia(admit, self._places(job))
+        except BadRequest as error:
+            return PreparedMedia(admit, None, error.fault)
+        except Exception as error:
+            if not self._is_closed:
+                logger.exception("an image failed", extra=of_requests(admit.spec.label))
+            why = f"{type(error).__name__} while an image was prepared"
+            return PreparedMedia(admit, None, Fault("engine", why))
+
+    def _encode_next(self, job: _Job) -> None:
+        """Raises BadRequest for an image that cannot be decoded, or one too many; and whatever the
+        model raises.
         """
-        root, most = admit.derived.prefix_root, self._media.max_tokens
-        features, num_rows = [], 0
-        for index, item in enumerate(admit.media):
-            key = root + item.digest
-            found = self.cache.get(key)
-            if found is None:
-                found = self._encoded(index, item.data, pixel_limit(item, self._card))
-                self.cache.put(key, found)
-            features.append(found)
-            num_rows += len(found)
-            if num_rows > most:
-                given = Summary(f"images of {num_rows} tokens or more")
-                raise BadRequest("media", given, f"at most {most} tokens in a request")
+        index, most = len(job.features), self._media.max_tokens
+        item = job.admit.media[index]
+        key = job.admit.derived.prefix_root + item.digest
+        found = self.cache.get(key)
+        if found is None:
+            found = self._encoded(index, item.data, pixel_limit(item, self._card))
+            self.cache.put(key, found)
+        job.features.append(found)
+        job.num_rows += len(found)
+        if job.num_rows > most:
+            given = Summary(f"images of {job.num_rows} tokens or more")
+            raise BadRequest("media", given, f"at most {most} tokens in a request")
+
+    def _places(self, job: _Job) -> MediaPlaces:
+        """Raises BadRequest for images that do not fit the prompt."""
+        admit = job.admit
         prompt = u32(admit.prompt_ids)
         digests = [item.digest for item in admit.media]
         places: MediaPlaces = self._encoder.with_rope(
-            prompt, places_of(prompt, self._media.placeholder_id, digests, features)
+            prompt, places_of(prompt, self._media.placeholder_id, digests, job.features)
         )
-        self.cache.hold(places.features)
+        self.cache.hold(places, job.tenant)
         return places
 
     def _encoded(self, index: int, data: bytes, max_pixels: int) -> ItemFeatures:

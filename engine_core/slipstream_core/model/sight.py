@@ -108,13 +108,15 @@ def open_sight(
     )
     embeddings: Any = module.get_input_embeddings()
     width: int = embeddings.weight.shape[1]
-    features = MAX_IMAGE_TOKENS * width * module.dtype.itemsize
+    towers_config = getattr(config, "vision_config", None)
+    further = getattr(towers_config, "deepstack_visual_indexes", None) or ()  # layers' own features
+    row_bytes = (1 + len(further)) * width * module.dtype.itemsize
     logger.info(
         "%s takes images: %s take %.2f GiB, features of images up to %.2f GiB beside the cache",
         name,
         ", ".join(towers),
         num_bytes / 2**30,
-        2 * features / 2**30,
+        4 * MAX_IMAGE_TOKENS * row_bytes / 2**30,  # see `media/preparer`
     )
     return Sight(card, vision, ModelEncoder(vision, process), num_bytes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,11 +23,24 @@ MEDIA = MediaCard(HOLDER, max_tokens=MOST, max_pixels=400)
 CARD = ModelCard("m", "p", 100, 99, (), media=MEDIA)
 
 
+class Rows:
+    """Features, which are equal to themselves alone."""
+
+    def __init__(self, num: int) -> None:
+        self._num = num
+
+    def __len__(self) -> int:
+        return self._num
+
+
 class Encoder:
     """Makes as many rows of a file as it has bytes."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[bytes, int]] = []
+        self.begins = threading.Event()
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
 
     def prepare_thread(self) -> None: ...
 
@@ -34,11 +48,13 @@ class Encoder:
 
     def encode(self, data: bytes, max_pixels: int) -> Any:
         self.asked.append((data, max_pixels))
+        self.begins.set()
+        assert self.may_go_on.wait(PATIENCE_S)
         if data == b"bad":
             raise ImageError("it is no picture")
         if data == b"worse":
             raise RuntimeError("the model failed")
-        return frozenset(range(len(data)))
+        return Rows(len(data))
 
     def with_rope(self, _prompt: object, places: Any) -> Any:
         return places
@@ -56,7 +72,9 @@ def preparer(encoder: Encoder) -> Iterator[MediaPreparer]:
     made.close()
 
 
-def registration(number: int, *files: bytes, root: bytes = b"", holders: int = -1) -> Admit:
+def registration(
+    number: int, *files: bytes, root: bytes = b"", holders: int = -1, tenant: bytes = b""
+) -> Admit:
     media = tuple(media_item("image", file, max_pixels=900) for file in files)
     num = sum(map(len, files)) if holders < 0 else holders
     admit = admit_of(
@@ -68,7 +86,8 @@ def registration(number: int, *files: bytes, root: bytes = b"", holders: int = -
         max_tokens=3,
     )
     derived = structs.replace(admit.derived, prefix_root=root)
-    return structs.replace(admit, derived=derived, media=media)
+    spec = structs.replace(admit.spec, tenant=tenant)
+    return structs.replace(admit, derived=derived, media=media, spec=spec)
 
 
 def all_taken(preparer: MediaPreparer, num: int) -> list[PreparedMedia]:
@@ -137,3 +156,57 @@ def test_who_comes_later_waits_until_others_give_features_back(preparer: MediaPr
         assert done.admit is admits[number]
         held.append(done.places)
     assert preparer.num_jobs == 0
+
+
+def test_tenants_take_turns_an_image_each(preparer: MediaPreparer, encoder: Encoder) -> None:
+    """However many images and requests one of them has."""
+    encoder.may_go_on.clear()
+    admits = [
+        registration(0, b"a", b"b", b"c", tenant=b"one"),
+        registration(1, b"d", tenant=b"one"),
+        registration(2, b"x", b"y", tenant=b"two"),
+        registration(3, b"z", tenant=b"three"),
+    ]
+    for admit in admits:
+        preparer.submit(admit)
+        assert encoder.begins.wait(PATIENCE_S)
+    encoder.may_go_on.set()
+    done = all_taken(preparer, 4)
+    assert [each.admit for each in done] == [admits[at] for at in (3, 2, 0, 1)]
+    assert b"".join(data for data, _ in encoder.asked) == b"axzbycd"
+    for each in done:
+        assert each.places is not None
+        preparer.release(each.places)
+    assert preparer.cache.num_held == 0
+
+
+def test_a_tenant_that_holds_what_it_may_keeps_no_other_waiting(preparer: MediaPreparer) -> None:
+    admits = [registration(at, bytes([65 + at]) * 6, tenant=b"one") for at in range(3)]
+    for admit in admits:
+        preparer.submit(admit)
+    held = all_taken(preparer, 2)
+    other = registration(3, b"other", tenant=b"two")
+    preparer.submit(other)
+    assert taken(preparer).admit is other
+    assert held[0].places is not None
+    preparer.release(held[0].places)
+    assert taken(preparer).admit is admits[2]
+
+
+def test_a_job_is_withdrawn_between_its_images(preparer: MediaPreparer, encoder: Encoder) -> None:
+    encoder.may_go_on.clear()
+    admit = registration(0, b"abcd", b"efgh")
+    preparer.submit(admit)
+    assert encoder.begins.wait(PATIENCE_S)
+    preparer.withdraw(admit.stream_id)
+    again = structs.replace(admit)
+    preparer.submit(again)
+    encoder.may_go_on.set()
+    first, second = all_taken(preparer, 2)
+    assert first.admit is admit
+    assert first.places is None
+    assert second.admit is again
+    assert second.places is not None
+    assert [data for data, _ in encoder.asked] == [b"abcd", b"efgh"]
+    assert preparer.num_jobs == 0
+    assert preparer.cache.num_held == 8
