@@ -139,23 +139,29 @@ def test_positions_are_the_images_up_to_their_end_and_a_delta_behind() -> None:
     assert plan.rope[2].tolist() == [9, 59, 60, 61, 3, 4]
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=40))
-def test_features_are_held_once_and_the_oldest_go(actions: list[tuple[int, bool]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.booleans()), max_size=40))
+def test_features_are_held_once_by_a_tenant_and_the_oldest_go(
+    actions: list[tuple[int, bool, bool]],
+) -> None:
     cache, all_of = FeatureCache(9), [Rows(num + 1) for num in range(5)]
-    holders = [0] * 5
+    tenants = b"one", b"two"
+    holders: list[tuple[bytes, int, MediaPlaces]] = []
     kept: list[int] = []
-    for number, is_release in actions:
-        each = all_of[number]
-        if is_release and holders[number]:
-            cache.release([each])
-            holders[number] -= 1
+    for number, is_release, is_second in actions:
+        each, tenant = all_of[number], tenants[is_second]
+        if is_release and number < len(holders):
+            cache.release(holders.pop(number)[2])
         elif not is_release:
             assert (cache.get(bytes([number])) is each) == (number in kept)
             cache.put(bytes([number]), each)
-            cache.hold([each])
-            holders[number] += 1
+            places = made([HOLDER] * 2 * len(each), [each, each])
+            cache.hold(places, tenant)
+            holders.append((tenant, number, places))
             kept = [other for other in kept if other != number] + [number]
             while sum(other + 1 for other in kept) > 9:
                 kept.pop(0)
-        assert cache.num_held == sum(num + 1 for num in range(5) if holders[num])
+        held = {(holder, num) for holder, num, _ in holders}
+        assert cache.num_held == sum(num + 1 for _, num in held)
+        for holder in tenants:
+            assert cache.num_held_by(holder) == sum(num + 1 for of, num in held if of == holder)
         assert cache.num_kept == sum(num + 1 for num in kept) <= 9
