@@ -67,7 +67,7 @@ class ModelDrafter:
         """See Drafter."""
         self._rows.is_open[rows[rows < self._rows.num_rows]] = False
 
-    def observe(self, rows: RowSet, ids: UInt32s, counts: Int64s | None, _tokens: TokenLog) -> None:
+    def observe(self, rows: RowSet, ids: UInt32s, counts: Int64s | None, tokens: TokenLog) -> None:
         """See Drafter."""
         table, at = self._rows, rows.array
         self._grow(int(at.max(initial=0)))
@@ -81,7 +81,7 @@ class ModelDrafter:
         unseen = num - foreseen
         table.share[at] = _FIRST_SHARE + (share - _FIRST_SHARE) * (1 - _FORGETTING) ** unseen
         table.num[at] = 0
-        most = np.full(len(at), self._most)
+        most = np.minimum(self._most, self._max_len - tokens.lengths(rows))
         self._awaits_tokens = self._lens(at, most) is not None
 
     def num_right(self, rows: Int64s, ids: UInt32s, counts: Int64s) -> Int64s:

@@ -70,6 +70,10 @@ class Proposals:
         """True if the next step of the model may use what was foreseen."""
         return self._answered is not None
 
+    def leave_out(self, rows: Int64s) -> None:
+        """Nothing is foreseen of these rows any more."""
+        self._drafter.close(rows)
+
     def plan(self, step: int, decoding: Int64s, most: Int64s, budget: int) -> Planned | None:
         """The plan for these rows [n], each of which lacks its last known token alone, with at most
         `most` [n] drafts and `budget` tokens; None where no drafts are wanted, or there are some.
@@ -171,7 +175,7 @@ class Proposals:
         """A plan raised: its rows are not drafted for any more, which changes nothing they say."""
         rows = record.rows.array
         rows = rows[self._requests.generation[rows] == record.generations]
-        self._drafter.close(rows)
+        self.leave_out(rows)
         self._answered = rows, self._requests.generation[rows]
 
     def used(self, decoding: Int64s, lens: Int64s | None) -> None:

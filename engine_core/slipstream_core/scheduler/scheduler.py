@@ -293,6 +293,8 @@ class Scheduler:
         if self._drafter is not None:
             prediction = u32(request.prediction_ids)
             self._drafter.open(row, request.prefix_root, request.prompt_len, prediction)
+        if self._proposals is not None and request.media is not None:
+            self._proposals.leave_out(np.array([row]))  # the draft model sees no images
 
     def remove(self, row: int) -> None:
         """Remove a request, running or waiting. Does nothing if it is not here."""
@@ -750,8 +752,6 @@ class Scheduler:
     ) -> StepPlan | None:
         """The step of the draft model for these rows; None where it has nothing to foresee."""
         most = self._most_drafts(decoding.array, acked)
-        if self._media:  # it sees no images
-            most[[row in self._media for row in decoding.tolist()]] = 0
         budget = self._max_num_batched_tokens
         found = proposals.plan(self._step, decoding.array, most, budget)
         if found is None:

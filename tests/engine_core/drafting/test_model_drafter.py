@@ -86,6 +86,20 @@ def test_limits_and_the_ends_of_rows_are_kept() -> None:
     assert drafter.propose(RowSet(np.array([0])), np.array([2]), 0) is None
 
 
+def test_rows_that_are_too_long_for_the_draft_model_are_not_waited_for() -> None:
+    log, rows = TokenLog(rows=1), RowSet(np.array([0]))
+    drafter = ModelDrafter(num_speculative_tokens=4, max_len=6, costs=FLAT, draft_costs=CHEAP)
+    drafter.open(0, b"", 4, NONE)
+    log.open(0)
+    log.extend(0, np.array([1, 2, 3, 4], np.uint32))
+    waits = []
+    for token in (5, 6, 7):
+        log.extend(0, np.array([token], np.uint32))
+        drafter.observe(rows, np.array([token], np.uint32), None, log)
+        waits.append(drafter.awaits_tokens)
+    assert waits == [True, False, False]
+
+
 def test_drafts_hold_until_their_row_says_something() -> None:
     drafter, rows = drafter_of(2), RowSet(np.array([0, 1]))
     drafter.foreseen(np.array([0, 1]), np.array([1, 2]), np.array([5, 6, 7]))

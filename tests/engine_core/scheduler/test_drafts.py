@@ -25,6 +25,7 @@ from slipstream_core.drafting.drafter import Drafts
 from slipstream_core.drafting.model_drafter import ModelDrafter
 from slipstream_core.drafting.prediction_drafter import PredictionDrafter
 from slipstream_core.drafting.step_costs import StepCosts
+from slipstream_core.media.places import places_of
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.drafts import accepted, only_accepted, unfold
 from slipstream_core.step.plan import ProposalPlan, StepPlan, StepResult
@@ -323,6 +324,35 @@ def test_nor_do_drafts_of_a_model_change_them(rng: Random) -> None:
 )
 def test_lives_in_which_a_draft_model_did_harm(seed: int) -> None:
     serve(Random(seed), by_model=True)
+
+
+@pytest.mark.parametrize("has_image", [False, True])
+def test_rows_with_images_are_neither_foreseen_nor_waited_for(has_image: bool) -> None:
+    ids, log = np.array([7, 7, 1, 2], np.uint32), TokenLog(rows=2)
+    drafter = ModelDrafter(num_speculative_tokens=4, max_len=MAX_LEN, costs=DEAR, draft_costs=CHEAP)
+    scheduler = scheduler_of(
+        log,
+        num_blocks=9,
+        block_size=16,
+        max_num_seqs=2,
+        max_num_batched_tokens=32,
+        max_model_len=MAX_LEN,
+        drafter=drafter,
+        by_model=drafter,
+        has_draft_model=True,
+    )
+    log.open(0)
+    log.extend(0, ids)
+    media = places_of(ids, 7, [bytes(16)], [(0, 0)]) if has_image else None
+    scheduler.add(new_request(row=0, prompt_len=len(ids), max_tokens=8, seed=1, media=media))
+    acked = np.full(64, len(ids))
+    first = scheduler.schedule(acked)
+    assert first is not None
+    scheduler.complete(first, np.array([5]))
+    behind, last = scheduler.schedule(acked), scheduler.schedule(acked)
+    assert behind is not None
+    assert behind.is_proposal != has_image
+    assert (last is None) != has_image  # steps are planned beside each other
 
 
 def test_a_draft_model_foresees_most_of_what_is_said() -> None:
