@@ -204,7 +204,7 @@ class ChatHistory:
     """The turns of a conversation, and the client that answers them.
 
     model: by its name; None: the only one. separator: what is written between two answers. images:
-    files, which are shown with the first question.
+    files, which are shown with the first question that is answered.
     """
 
     def __init__(
@@ -275,13 +275,13 @@ class ChatHistory:
                 self._give_up(error)
             else:
                 self._turns.append(ChatMessage("assistant", text))
+                self._images = ()  # else they are shown with the next question
             return
 
     def _turn(self, question: str) -> ChatMessage | Mapping[str, Any]:
-        images, self._images = self._images, ()
-        if not images:
+        if not self._images:
             return ChatMessage("user", question)
-        shown = [{"type": "image", "image": image} for image in images]
+        shown = [{"type": "image", "image": image} for image in self._images]
         return {"role": "user", "content": [*shown, {"type": "text", "text": question}]}
 
     def _give_up(self, error: RequestError) -> None:

@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.helpers.patience import PATIENCE_S
@@ -18,9 +20,12 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client
 from slipstream.cli import chat as chat_command
+from slipstream.cli.chat import ChatHistory
 from slipstream.cli.main import main
 from slipstream.cli.options.parser import Parser
 from slipstream.demo_model import MODEL_NAME
+from slipstream.errors import RequestError
+from slipstream_ipc.messages import ChatMessage, Fault, SamplingParams
 
 pytestmark = pytest.mark.process
 
@@ -218,3 +223,33 @@ def test_a_word_that_is_no_model_may_be_a_question(capsys, monkeypatch):
     shown = capsys.readouterr().err
     assert shown.startswith("slipstream chat: MODEL: got './hello', allowed: ")
     assert "`slipstream chat -q ./hello`" in shown
+
+
+def test_images_are_shown_until_a_question_with_them_is_answered(capsys) -> None:
+    asked: list[list[Any]] = []
+
+    class Overloaded:
+        """A client of a server that has no room at first."""
+
+        def stream(self, turns: list[Any], *_: object, **__: object) -> list[Any]:
+            asked.append(turns)
+            if len(asked) == 1:
+                raise RequestError(Fault("overloaded", "no room"))
+            return [SimpleNamespace(text="A cat.")]
+
+    client: Any = Overloaded()
+    history = ChatHistory(client, SamplingParams(), None, images=[b"a file"])
+    for question in ("What is it?", "What is this?", "Sure?"):
+        history.answer(question)
+    assert "no room" in capsys.readouterr().err
+    shown = {"type": "image", "image": b"a file"}
+    assert [turns[-1] for turns in asked] == [
+        said_with(shown, "What is it?"),
+        said_with(shown, "What is this?"),
+        ChatMessage("user", "Sure?"),
+    ]
+    assert len(asked[-1]) == 3
+
+
+def said_with(shown: dict[str, Any], text: str) -> dict[str, Any]:
+    return {"role": "user", "content": [shown, {"type": "text", "text": text}]}
