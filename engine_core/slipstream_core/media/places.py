@@ -70,10 +70,8 @@ def places_of(
     Raises BadRequest unless there is a placeholder for each row of their features.
     """
     tokens = np.flatnonzero(prompt == placeholder_id)
+    check_num_rows(len(tokens), placeholder_id, features)
     lens = np.array([len(each) for each in features], np.int64)
-    if len(tokens) != lens.sum():
-        given = Summary(f"{len(tokens)} placeholders (token {placeholder_id}) in the prompt")
-        raise BadRequest("media", given, f"{lens.sum()}, as its {len(features)} images have rows")
     ends = np.cumsum(lens)
     # a run ends where the next placeholder is of another item, or not the next token
     begins = np.ones(len(tokens), np.bool_)
@@ -89,6 +87,16 @@ def places_of(
         counts=np.diff(at, append=len(tokens)),
         starts=at - (ends - lens)[items],
     )
+
+
+def check_num_rows(
+    num_placeholders: int, placeholder_id: int, features: Sequence[ItemFeatures]
+) -> None:
+    """Raises BadRequest unless there is a placeholder for each row."""
+    num_rows = sum(len(each) for each in features)
+    if num_placeholders != num_rows:
+        given = Summary(f"{num_placeholders} placeholders (token {placeholder_id}) in the prompt")
+        raise BadRequest("media", given, f"{num_rows}, as {len(features)} images have rows")
 
 
 def media_plan(

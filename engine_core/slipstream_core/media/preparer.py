@@ -24,7 +24,7 @@ import numpy as np
 
 from slipstream_core.media.feature_cache import FeatureCache
 from slipstream_core.media.media_client import ImageError
-from slipstream_core.media.places import MediaPlaces, places_of
+from slipstream_core.media.places import MediaPlaces, check_num_rows, places_of
 from slipstream_core.step.plan import ImageEncoder, ItemFeatures
 from slipstream_ipc.columns import u32
 from slipstream_ipc.errors import BadRequest, Summary
@@ -220,6 +220,8 @@ class MediaPreparer:
         if job.num_rows > most:
             given = Summary(f"images of {job.num_rows} tokens or more")
             raise BadRequest("media", given, f"at most {most} tokens in a request")
+        if job.num_rows > (job.num_expected or 0):  # the others need not be encoded
+            check_num_rows(job.num_expected or 0, self._media.placeholder_id, job.features)
 
     def _places(self, job: _Job) -> MediaPlaces:
         """Raises BadRequest for images that do not fit the prompt."""

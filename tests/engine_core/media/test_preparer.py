@@ -210,3 +210,15 @@ def test_a_job_is_withdrawn_between_its_images(preparer: MediaPreparer, encoder:
     assert [data for data, _ in encoder.asked] == [b"abcd", b"efgh"]
     assert preparer.num_jobs == 0
     assert preparer.cache.num_held == 8
+
+
+def test_no_image_is_encoded_behind_those_that_fill_the_places(
+    preparer: MediaPreparer, encoder: Encoder
+) -> None:
+    preparer.submit(registration(0, b"ab", b"cd", b"ef", holders=3))
+    fault = taken(preparer).fault
+    assert fault is not None
+    assert fault.message.endswith(
+        "got 3 placeholders (token 7) in the prompt, allowed: 4, as 2 images have rows"
+    )
+    assert [data for data, _ in encoder.asked] == [b"ab", b"cd"]
