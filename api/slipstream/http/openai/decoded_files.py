@@ -17,8 +17,8 @@ from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import MediaItem
 from slipstream_ipc.validation.media import media_item
 
-LARGE_BYTES = 2**20
-_MAX_FILES = 128
+LARGE_BYTES = 2**20  # of a body
+MIN_CHARS = 2**12  # of a file's base64 in it; the handler decodes what is shorter
 # what stands before base64 in the APIs: in a data URL, and in a source of Anthropic's
 _BEGINNINGS = (b";base64,", b'"data":"', b'"data": "')
 _files: ContextVar[Mapping[str, MediaItem]] = ContextVar("files", default=MappingProxyType({}))
@@ -30,16 +30,16 @@ def has_large_files(body: bytes) -> bool:
 
 
 def decoded_files(body: bytes) -> dict[str, MediaItem]:
-    """The large files in a body of JSON by their base64. Call it from a thread."""
+    """The files in a body of JSON by their base64, but for short ones. Call it from a thread."""
     found: dict[str, MediaItem] = {}
     for beginning in _BEGINNINGS:
         at = body.find(beginning)
-        while at >= 0 and len(found) < _MAX_FILES:
+        while at >= 0:
             begin = at + len(beginning)
             end = body.find(b'"', begin)
             if end < 0:
                 break
-            if end - begin > LARGE_BYTES:
+            if end - begin > MIN_CHARS:
                 _decode(body[begin:end], found)
             at = body.find(beginning, end)
     return found

@@ -24,6 +24,7 @@ from slipstream_ipc.validation.media import media_item
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LARGE_BYTES", 40)
+    monkeypatch.setattr(module, "MIN_CHARS", 40)
 
 
 def url(data: bytes) -> str:
@@ -68,3 +69,12 @@ def test_what_is_wrong_is_left_to_the_reader() -> None:
     with pytest.raises(BadRequest):
         data_of_base64(text, "x")
     assert not has_large_files(json.dumps({"text": "a" * 100}).encode())
+
+
+def test_many_files_are_decoded_that_are_large_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 files of a hundred kilobytes would delay all streams as one of 12 MiB does."""
+    monkeypatch.setattr(module, "LARGE_BYTES", 500)
+    files = [bytes([at]) * 60 for at in range(8)]
+    body = json.dumps([url(each) for each in files]).encode()
+    assert has_large_files(body)
+    assert [item.data for item in decoded_files(body).values()] == files
