@@ -264,11 +264,15 @@ class RequestBlocks:
         starts = self._requests.computed[self._slots.row[slots]] + 1
         lacking = -(-(starts + lens) // self._block_size) - self._slots.num_blocks[slots]
         if np.maximum(lacking, 0).sum() > self._pool.num_free:
-            room: Int64s = self._slots.num_blocks[slots] * self._block_size - starts
-            return np.minimum(lens, room)
+            return np.minimum(lens, self.room_for_drafts(slots))
         for num in range(int(lacking.max(initial=0))):
             self.grow(slots[lacking > num])
         return lens
+
+    def room_for_drafts(self, slots: Int64s) -> Int64s:
+        """The drafts, [n], behind their next token for which these slots [n] have blocks."""
+        starts = self._requests.computed[self._slots.row[slots]] + 1
+        return np.asarray(self._slots.num_blocks[slots] * self._block_size - starts)
 
     def drafted(self, rows: Int64s) -> None:
         """All that the draft model has computed of these running rows, [n], are known tokens."""

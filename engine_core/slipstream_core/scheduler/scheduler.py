@@ -752,6 +752,9 @@ class Scheduler:
     ) -> StepPlan | None:
         """The step of the draft model for these rows; None where it has nothing to foresee."""
         most = self._most_drafts(decoding.array, acked)
+        if self._running_set.waiting and self._slots.num_free:  # free blocks are theirs first
+            slots = self._requests.slot[decoding.array]
+            most = np.minimum(most, self._blocks.room_for_drafts(slots))
         budget = self._max_num_batched_tokens
         found = proposals.plan(self._step, decoding.array, most, budget)
         if found is None:

@@ -326,6 +326,38 @@ def test_lives_in_which_a_draft_model_did_harm(seed: int) -> None:
     serve(Random(seed), by_model=True)
 
 
+def test_a_draft_model_takes_no_blocks_that_a_waiting_request_needs() -> None:
+    ids, log = np.arange(8, dtype=np.uint32), TokenLog(rows=2)
+    drafter = ModelDrafter(num_speculative_tokens=8, max_len=MAX_LEN, costs=DEAR, draft_costs=CHEAP)
+    scheduler = scheduler_of(
+        log,
+        num_blocks=MAX_LEN // 4 + 1,
+        block_size=4,
+        max_num_seqs=2,
+        max_num_batched_tokens=64,
+        max_model_len=MAX_LEN,
+        drafter=drafter,
+        by_model=drafter,
+        has_draft_model=True,
+    )
+    acked, after = np.full(64, 60), {0: 0, 1: 0}
+    for row, num in ((0, 8), (1, 51)):  # 3 blocks, and all of the 13 that are left
+        log.open(row)
+        log.extend(row, np.resize(ids, num))
+        scheduler.add(new_request(row=row, prompt_len=num, max_tokens=40, seed=row))
+        plan = scheduler.schedule(acked)
+        assert plan is not None
+        if plan.is_proposal:
+            assert plan.proposals is not None
+            scheduler.complete(plan, np.zeros(plan.proposals.lens.sum(), np.int64))
+            plan = scheduler.schedule(acked)
+            assert plan is not None
+        after[row] = scheduler.num_running
+        counts = None if plan.draft_lens is None else np.ones(plan.samples.sum(), np.int64)
+        scheduler.complete(plan, np.zeros(plan.samples.sum(), np.int64), counts)
+    assert after == {0: 1, 1: 2}
+
+
 @pytest.mark.parametrize("has_image", [False, True])
 def test_rows_with_images_are_neither_foreseen_nor_waited_for(has_image: bool) -> None:
     ids, log = np.array([7, 7, 1, 2], np.uint32), TokenLog(rows=2)
