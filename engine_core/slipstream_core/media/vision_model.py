@@ -22,6 +22,7 @@ from slipstream_core.media.media_client import Arrays
 from slipstream_core.media.places import MediaPlaces
 from slipstream_core.step.plan import MediaPlan
 from slipstream_ipc.arrays import Int32s, UInt32s
+from slipstream_ipc.errors import BadRequest, Summary
 
 _MERGED = "mm_encoder_outputs"  # the argument of transformers' forwards that takes features
 _MASK = "get_placeholder_mask"
@@ -101,11 +102,20 @@ class VisionModel:
         return Features(rows, tuple(_rows_of(each)[0] for each in deeper), is_list, geometry)
 
     def with_rope(self, prompt: UInt32s, places: MediaPlaces) -> MediaPlaces:
-        """The places with the prompt's positions, where the model has three to a token."""
+        """The places with the prompt's positions, where the model has three to a token. Raises
+        BadRequest for a prompt in which images do not stand apart.
+        """
         if self._rope_index is None:
             return places
         items: tuple[Any, ...] = places.features
-        rope, delta = self._rope(prompt, [each.geometry for each in items])
+        try:
+            rope, delta = self._rope(prompt, [each.geometry for each in items])
+        except Exception as error:  # transformers says it in many ways
+            given = Summary("placeholders of images that adjoin, or of one that is divided")
+            allowed = (
+                "each image's in one run between other tokens, as the chat template writes them"
+            )
+            raise BadRequest("media", given, allowed) from error
         return replace(places, rope=rope[:, : places.end].copy(), rope_delta=delta)
 
     def _rope(self, prompt: UInt32s, images: Sequence[Arrays]) -> tuple[Int32s, int]:

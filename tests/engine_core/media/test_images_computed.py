@@ -17,6 +17,7 @@ from slipstream_core.media.places import places_of
 from slipstream_core.model.loader import load_model
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.step.plan import ImageEncoder, StepPlan
+from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import SamplingParams
 from slipstream_ipc.validation.media import media_item
 from slipstream_lab.common.bare_loop import LoopRequest, drive
@@ -91,6 +92,25 @@ def seeing(
     yield Seeing(runner, requests, [reference.answer(*pair, NUM_TOKENS) for pair in pairs])
     runner.close()
     encoder.close()
+
+
+def test_images_that_do_not_stand_apart_are_refused_where_positions_need_it(
+    seeing: Seeing,
+) -> None:
+    """A client may send token ids."""
+    encoder, media = seeing.runner.info.encoder, seeing.requests[0].media
+    assert encoder is not None
+    assert media is not None
+    num = len(media.features[0])
+    divided = [1, *[PLACEHOLDER] * (num - 1), 2, PLACEHOLDER, 3]
+    for prompt, items in (([1, *[PLACEHOLDER] * 2 * num, 3], 2), (divided, 1)):
+        ids = np.array(prompt, np.uint32)
+        places = places_of(ids, PLACEHOLDER, [b""] * items, [media.features[0]] * items)
+        if media.rope is None:
+            assert encoder.with_rope(ids, places) is places
+        else:
+            with pytest.raises(BadRequest, match=r"^media: got placeholders of images that adjoin"):
+                encoder.with_rope(ids, places)
 
 
 def test_alone_and_together(seeing: Seeing) -> None:
