@@ -26,6 +26,8 @@ from slipstream_ipc.row_table import RowTable, column
 
 _FIRST_SHARE = 0.7
 _SMOOTHING, _FORGETTING = 0.1, 0.01  # by a token that was foreseen, and by one that was not
+_CATCH_UP_SHARE = 0.5  # of a step's time, in which the draft model computes what it lacks of rows
+_LEAST_SLICE = 16  # tokens of that, however long they take
 _LEAST_VALUE = 0.05  # probability with which a draft has to be reached and right
 
 
@@ -104,6 +106,13 @@ class ModelDrafter:
         None where a step without drafts gives more tokens a second. lens: [n] known tokens of each.
         """
         return self._lens(rows, np.minimum(most, self._max_len - lens))
+
+    def num_beside(self, num_rows: int, most: int) -> int:
+        """The number of tokens, at most `most`, that the draft model computes beside a step of
+        `num_rows` rows in a part of its time.
+        """
+        seconds = _CATCH_UP_SHARE * float(self._costs.seconds(np.array([num_rows]))[0])
+        return min(max(self._draft_costs.num_within(seconds, most), _LEAST_SLICE), most)
 
     def foreseen(self, rows: Int64s, lens: Int64s, ids: Int64s) -> None:
         """The draft model has foreseen `lens` tokens of each of these rows, [n]; ids: [sum(lens)]

@@ -41,6 +41,11 @@ class StepCosts:
             found = found * np.maximum(rows / self._rows[0], 1)
         return np.asarray(found, np.float64)
 
+    def num_within(self, seconds: float, most: int) -> int:
+        """The most rows, at most `most`, that a step computes in these seconds."""
+        taken = self.seconds(np.arange(1, most + 1))
+        return int(np.searchsorted(taken, seconds, side="right"))
+
     def num_worthwhile(self, num_rows: int, values: Float64s, num_beside: int = 0) -> int:
         """The number of drafts that gives most tokens a second to a step of `num_rows` rows.
 

@@ -2,8 +2,10 @@
 
 - It has a cache of its own in the same blocks, under the same tables, so blocks are found, shared
   and freed for both. What it has computed lags behind: nothing is computed for a row that is not
-  drafted. A row that is catches up first, with as many tokens as a step may have; one that lacks
-  more has no drafts yet. Of shared blocks it is known which the draft model has filled, too.
+  drafted. A row that is catches up first: those that lack least before others, in slices that
+  take a part of a step's time, so no stream waits for another's prompt. One that lacks more has
+  no drafts yet, and one that ends before it would have caught up never has any. Of shared blocks
+  it is known which the draft model has filled, too.
 - Catching up and foreseeing is one plan. Rows that lack a few tokens, as those do that are drafted
   in each step, compute them as rows of one token; those that lack more compute a chunk.
 - Drafts are known tokens only once they have arrived: what the draft model has computed of wrong
@@ -34,6 +36,7 @@ from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
 
 _ONE_BY_ONE = 17  # tokens that a row lacks at most whose drafts of a step were all right
+_USUALLY_LACKED = 2  # tokens, at most, of a row that was drafted in the step before
 _BY_SAMPLE = tuple(columns_over("S"))
 
 
@@ -81,24 +84,36 @@ class Proposals:
         if self._answered is not None:
             return None
         requests = self._requests
-        lens = self._drafter.wanted(decoding, most, requests.known[decoding])
+        known = requests.known[decoding]
+        lacking = known - np.minimum(requests.draft_computed[decoding], known - 1)
+        slice_len = budget
+        if lacking.max(initial=0) > _USUALLY_LACKED:
+            slice_len = self._drafter.num_beside(len(decoding), budget)
+            num_slices = -(-lacking // slice_len)
+            is_late = (lacking > slice_len) & (requests.limit[decoding] - known <= num_slices)
+            if is_late.any():
+                self.leave_out(decoding[is_late])
+        lens = self._drafter.wanted(decoding, most, known)
         if lens is None:
             return None
-        is_wanted = lens > 0
-        rows, lens = decoding[is_wanted], lens[is_wanted]
-        known = requests.known[rows]
-        starts = np.minimum(requests.draft_computed[rows], known - 1)
-        counts = known - starts
-        order = np.argsort(counts > _ONE_BY_ONE, kind="stable")  # chunks come behind
-        rows, lens, starts, counts = (each[order] for each in (rows, lens, starts, counts))
-        counts, lacking = np.minimum(np.cumsum(counts), budget), counts
-        counts = np.diff(counts, prepend=0)
+        order = np.flatnonzero(lens > 0)
+        order = order[np.argsort(lacking[order], kind="stable")]
+        rows, lens, known, lacking = (each[order] for each in (decoding, lens, known, lacking))
+        counts = lacking.copy()
+        behind = counts[counts > _USUALLY_LACKED]
+        counts[len(counts) - len(behind) :] = _first(behind, slice_len)
+        counts = _first(counts, budget)
         lens = np.where(counts == lacking, lens, 0)  # it catches up, and has no drafts yet
         # of rows with drafts alone: `used` frees what is left over of theirs
         lens = self._blocks.grow_for_drafts(requests.slot[rows], lens)
-        has_some = (counts > 0) & ((lens > 0) | (lacking > _ONE_BY_ONE))
-        rows, lens, starts, counts = (each[has_some] for each in (rows, lens, starts, counts))
-        return self._planned(step, rows, lens, starts, counts) if len(rows) else None
+        has_some = (counts > 0) & ((lens > 0) | (lacking > _USUALLY_LACKED))
+        order = np.flatnonzero(has_some)
+        order = order[np.argsort(counts[order] > _ONE_BY_ONE, kind="stable")]  # chunks come behind
+        if not len(order):
+            return None
+        starts = known - lacking
+        rows, lens, starts, counts = (each[order] for each in (rows, lens, starts, counts))
+        return self._planned(step, rows, lens, starts, counts)
 
     def _planned(
         self, step: int, rows: Int64s, lens: Int64s, starts: Int64s, counts: Int64s
@@ -203,3 +218,8 @@ class Proposals:
         right = self._drafter.num_right(at, ids, num)
         right = np.minimum(right, num - 1)  # nothing is computed of a row's last known token
         computed[at] = np.minimum(computed[at], self._tokens.lengths(rows) - num + right)
+
+
+def _first(counts: Int64s, num: int) -> Int64s:
+    """The parts of `counts`, [n], that are among the first `num` of all that they count."""
+    return np.diff(np.minimum(np.cumsum(counts), num), prepend=0)

@@ -358,6 +358,51 @@ def test_a_draft_model_takes_no_blocks_that_a_waiting_request_needs() -> None:
     assert after == {0: 1, 1: 2}
 
 
+@pytest.mark.parametrize("prompt_len", [800, 4000])
+def test_a_prompt_that_a_draft_model_lacks_holds_no_stream_up(prompt_len: int) -> None:
+    """It is computed in slices of half a step, if that is done before its answer ends."""
+    log, max_len = TokenLog(rows=3), 4096
+    costs = StepCosts(((1, 1.0), (64, 1.063)))
+    draft_costs = StepCosts(((1, 0.01), (101, 1.01)))
+    drafter = ModelDrafter(
+        num_speculative_tokens=4, max_len=max_len, costs=costs, draft_costs=draft_costs
+    )
+    scheduler = scheduler_of(
+        log,
+        num_blocks=max_len // 16 * 2,
+        block_size=16,
+        max_num_seqs=3,
+        max_num_batched_tokens=max_len,
+        max_model_len=max_len,
+        drafter=drafter,
+        by_model=drafter,
+        has_draft_model=True,
+    )
+    acked = np.full(64, max_len)
+    computed, drafted = list[int](), set[int]()  # before each of the model's steps; rows, in all
+    for row, num in ((0, 8), (1, 8), (2, prompt_len)):
+        log.open(row)
+        log.extend(row, np.resize(np.arange(9, dtype=np.uint32), num))
+        scheduler.add(new_request(row=row, prompt_len=num, max_tokens=60, seed=row))
+        computed.append(0)
+        for _ in range(60 if row == 2 else 4):
+            plan = scheduler.schedule(acked)
+            if plan is None:
+                break
+            if plan.proposals is not None:
+                computed[-1] += plan.num_tokens
+                drafted.update(plan.slots[plan.samples].tolist())
+                scheduler.complete(plan, np.zeros(plan.proposals.lens.sum(), np.int64))
+                continue
+            counts = None if plan.draft_lens is None else np.ones(len(plan.seeds), np.int64)
+            scheduler.complete(plan, np.ones(len(plan.seeds), np.int64), counts)
+            computed.append(0)
+    assert max(computed) <= 3 * 2 + 50  # half a second's
+    # nothing is computed of what would come too late
+    assert (sum(computed) > 800) == (prompt_len == 800)
+    assert drafted == ({0, 1, 2} if prompt_len == 800 else {0, 1})
+
+
 @pytest.mark.parametrize("has_image", [False, True])
 def test_rows_with_images_are_neither_foreseen_nor_waited_for(has_image: bool) -> None:
     ids, log = np.array([7, 7, 1, 2], np.uint32), TokenLog(rows=2)
