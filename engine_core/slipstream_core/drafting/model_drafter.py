@@ -101,11 +101,14 @@ class ModelDrafter:
         is_right = (arrived == self._ids[rows, : len(places)]) & is_seen
         return np.asarray(np.logical_and.accumulate(is_right, axis=1).sum(1))
 
-    def wanted(self, rows: Int64s, most: Int64s, lens: Int64s) -> Int64s | None:
+    def wanted(
+        self, rows: Int64s, most: Int64s, lens: Int64s, num_beside: int = 0
+    ) -> Int64s | None:
         """The number of tokens to be foreseen of each of these rows, [n], at most `most` of each;
         None where a step without drafts gives more tokens a second. lens: [n] known tokens of each.
+        num_beside: as of `propose`, as far as it is known by now.
         """
-        return self._lens(rows, np.minimum(most, self._max_len - lens))
+        return self._lens(rows, np.minimum(most, self._max_len - lens), num_beside)
 
     def num_beside(self, num_rows: int, most: int) -> int:
         """The number of tokens, at most `most`, that the draft model computes beside a step of
@@ -138,7 +141,7 @@ class ModelDrafter:
         }
         return joined(with_guesses(None, guesses, len(at), self._costs, num_beside))
 
-    def _lens(self, rows: Int64s, most: Int64s) -> Int64s | None:
+    def _lens(self, rows: Int64s, most: Int64s, num_beside: int = 0) -> Int64s | None:
         """The number of drafts of each row, [n], that gives most tokens a second; None: none do."""
         table = self._rows
         most = np.where(table.is_open[rows], np.maximum(most, 0), 0)
@@ -148,9 +151,10 @@ class ModelDrafter:
         num_rows = len(rows)
         if not by_length[0]:
             return None
-        alone = num_rows / float(self._costs.seconds(np.array([num_rows]))[0])
+        num_fixed = num_rows + num_beside
+        alone = num_rows / float(self._costs.seconds(np.array([num_fixed]))[0])
         tokens = num_rows + np.cumsum((values * is_worth).sum(0))
-        seconds = self._costs.seconds(num_rows + np.cumsum(by_length))
+        seconds = self._costs.seconds(num_fixed + np.cumsum(by_length))
         seconds += np.cumsum(np.where(by_length, self._draft_costs.seconds(by_length), 0))
         rates = tokens / (seconds + 2 * SYNC_S)  # the draft model's steps are planned apart
         best = int(np.argmax(rates))

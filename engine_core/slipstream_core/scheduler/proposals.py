@@ -77,11 +77,18 @@ class Proposals:
         """Nothing is foreseen of these rows any more."""
         self._drafter.close(rows)
 
-    def plan(self, step: int, decoding: Int64s, most: Int64s, budget: int) -> Planned | None:
+    def plan(
+        self, step: int, decoding: Int64s, most: Int64s, budget: int, num_beside: int = 0
+    ) -> Planned | None:
         """The plan for these rows [n], each of which lacks its last known token alone, with at most
         `most` [n] drafts and `budget` tokens; None where no drafts are wanted, or there are some.
+        num_beside: tokens of prompts that the step behind computes besides, which has the same
+        budget: drafts for which it has no room are not foreseen.
         """
         if self._answered is not None:
+            return None
+        room = budget - len(decoding) - num_beside
+        if room <= 0:
             return None
         requests = self._requests
         known = requests.known[decoding]
@@ -93,7 +100,7 @@ class Proposals:
             is_late = (lacking > slice_len) & (requests.limit[decoding] - known <= num_slices)
             if is_late.any():
                 self.leave_out(decoding[is_late])
-        lens = self._drafter.wanted(decoding, most, known)
+        lens = self._drafter.wanted(decoding, most, known, num_beside)
         if lens is None:
             return None
         order = np.flatnonzero(lens > 0)
@@ -104,6 +111,7 @@ class Proposals:
         counts[len(counts) - len(behind) :] = _first(behind, slice_len)
         counts = _first(counts, budget)
         lens = np.where(counts == lacking, lens, 0)  # it catches up, and has no drafts yet
+        lens = _first(lens, room)
         # of rows with drafts alone: `used` frees what is left over of theirs
         lens = self._blocks.grow_for_drafts(requests.slot[rows], lens)
         has_some = (counts > 0) & ((lens > 0) | (lacking > _USUALLY_LACKED))

@@ -344,7 +344,7 @@ class Scheduler:
         decoding = self._running_set.extend_tables(decoding)
         may_draft = self._drafter is not None and not (self._in_flight or self._suspects)
         if self._proposals is not None and may_draft and len(decoding):
-            plan = self._plan_proposal(self._proposals, decoding, acked)
+            plan = self._plan_proposal(self._proposals, decoding, prefilling, acked)
             if plan is not None:
                 return plan
         budget = self._max_num_batched_tokens - len(decoding)
@@ -748,15 +748,22 @@ class Scheduler:
         return plan if media is None else replace(plan, media=media)
 
     def _plan_proposal(
-        self, proposals: Proposals, decoding: RowSet, acked: Acked
+        self, proposals: Proposals, decoding: RowSet, prefilling: Int64s, acked: Acked
     ) -> StepPlan | None:
-        """The step of the draft model for these rows; None where it has nothing to foresee."""
+        """The step of the draft model for the rows that decode; None where it has nothing to
+        foresee.
+        """
         most = self._most_drafts(decoding.array, acked)
         if self._running_set.waiting and self._slots.num_free:  # free blocks are theirs first
             slots = self._requests.slot[decoding.array]
             most = np.minimum(most, self._blocks.room_for_drafts(slots))
         budget = self._max_num_batched_tokens
-        found = proposals.plan(self._step, decoding.array, most, budget)
+        requests = self._requests
+        num_beside = int((requests.known[prefilling] - requests.computed[prefilling]).sum())
+        if self._prefill.can_admit(acked, 0):
+            num_beside += self._running_set.waiting.num_tokens
+        num_beside = min(num_beside, budget - len(decoding))
+        found = proposals.plan(self._step, decoding.array, most, budget, num_beside)
         if found is None:
             return None
         plan, rows, sampled = found

@@ -35,8 +35,10 @@ def drafter_of(
     return drafter
 
 
-def wanted(drafter: ModelDrafter, rows: int, most: int = 99, known: int = 10) -> list[int] | None:
-    found = drafter.wanted(np.arange(rows), np.full(rows, most), np.full(rows, known))
+def wanted(
+    drafter: ModelDrafter, rows: int, most: int = 99, known: int = 10, num_beside: int = 0
+) -> list[int] | None:
+    found = drafter.wanted(np.arange(rows), np.full(rows, most), np.full(rows, known), num_beside)
     return None if found is None else found.tolist()
 
 
@@ -110,6 +112,7 @@ def test_drafts_hold_until_their_row_says_something() -> None:
 
 
 @given(
+    num_beside=st.integers(0, 400),
     shares=st.lists(st.floats(0.01, 0.99), min_size=1, max_size=6),
     row_s=st.floats(0.01, 1.0),
     draft_s=st.floats(0.0, 1.0),
@@ -117,7 +120,7 @@ def test_drafts_hold_until_their_row_says_something() -> None:
 )
 @settings(max_examples=60)
 def test_the_length_gives_most_tokens_a_second(
-    shares: list[float], row_s: float, draft_s: float, most: int
+    shares: list[float], row_s: float, draft_s: float, most: int, num_beside: int
 ) -> None:
     num = len(shares)
     costs = StepCosts(((1, 1.0), (65, 1.0 + 64 * row_s)))
@@ -129,12 +132,12 @@ def test_the_length_gives_most_tokens_a_second(
         values = [share**at for share, at in product(shares, range(1, length + 1))]
         kept = [value for value in values if value >= 0.05]
         by_place = [sum(share**at >= 0.05 for share in shares) for at in range(1, length + 1)]
-        seconds = 1 + (num + len(kept) - 1) * row_s + 2 * SYNC_S
+        seconds = 1 + (num + num_beside + len(kept) - 1) * row_s + 2 * SYNC_S
         seconds += sum(draft_s * (1 + (rows - 1) / 64) for rows in by_place if rows)
         return (num + sum(kept)) / seconds
 
-    found = wanted(drafter, num)
-    alone = num / (1 + (num - 1) * row_s)
+    found = wanted(drafter, num, num_beside=num_beside)
+    alone = num / (1 + (num + num_beside - 1) * row_s)
     best = max(rate(length) for length in range(1, most + 1))
     if found is None:
         assert best <= LEAST_GAIN * alone * (1 + 1e-9) or max(shares) < 0.05

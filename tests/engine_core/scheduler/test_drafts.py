@@ -403,6 +403,44 @@ def test_a_prompt_that_a_draft_model_lacks_holds_no_stream_up(prompt_len: int) -
     assert drafted == ({0, 1, 2} if prompt_len == 800 else {0, 1})
 
 
+@pytest.mark.parametrize("budget", [16, 18])
+def test_no_drafts_are_foreseen_that_a_prompt_leaves_no_room_for(budget: int) -> None:
+    """Steps that a prompt fills have none; one that it leaves some room has as many as foreseen."""
+    log = TokenLog(rows=2)
+    drafter = ModelDrafter(num_speculative_tokens=4, max_len=MAX_LEN, costs=DEAR, draft_costs=CHEAP)
+    scheduler = scheduler_of(
+        log,
+        num_blocks=9,
+        block_size=16,
+        max_num_seqs=2,
+        max_num_batched_tokens=budget,
+        max_model_len=MAX_LEN,
+        drafter=drafter,
+        by_model=drafter,
+        has_draft_model=True,
+    )
+    acked, found = np.full(64, MAX_LEN), list[tuple[int, int, int]]()
+    foreseen = 0
+    for row, num, num_steps in ((0, 4, 1), (1, 45, 4)):
+        log.open(row)
+        log.extend(row, np.resize(np.arange(9, dtype=np.uint32), num))
+        scheduler.add(new_request(row=row, prompt_len=num, max_tokens=40, seed=row))
+        while num_steps:
+            plan = scheduler.schedule(acked)
+            assert plan is not None
+            if plan.proposals is not None:
+                foreseen = int(plan.proposals.lens.sum())
+                scheduler.complete(plan, np.zeros(foreseen, np.int64))
+                continue
+            num_steps -= 1
+            drafts = 0 if plan.draft_lens is None else int(plan.draft_lens.sum())
+            found.append((foreseen, drafts, plan.num_tokens))
+            foreseen = 0
+            counts = None if plan.draft_lens is None else np.ones(len(plan.seeds), np.int64)
+            scheduler.complete(plan, np.ones(len(plan.seeds), np.int64), counts)
+    assert [each[0] for each in found] == [each[1] for each in found], found
+
+
 @pytest.mark.parametrize("has_image", [False, True])
 def test_rows_with_images_are_neither_foreseen_nor_waited_for(has_image: bool) -> None:
     ids, log = np.array([7, 7, 1, 2], np.uint32), TokenLog(rows=2)
