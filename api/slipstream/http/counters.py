@@ -17,7 +17,7 @@ from slipstream.client.placing.router_counters import RouterCounters, Why
 from slipstream_ipc.telemetry.statistics import FrontCounters, FrontGauges, FrontNumbers
 
 CLIENT_CLOSED = 499
-MOST_KINDS = 28  # pairs of path and status
+MOST_KINDS = 22  # pairs of path and status
 OTHER = "other"  # all unknown paths
 _OK = 200
 

@@ -160,6 +160,7 @@ def test_every_option_reaches_a_process(tmp_path):
         "quantization": "q8_0",
         "speculative_config": {
             "method": "suffix",
+            "model": None,
             "num_speculative_tokens": 3,
             "prompt_lookup_min": 1,
             "prompt_lookup_max": 5,

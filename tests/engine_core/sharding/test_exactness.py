@@ -24,6 +24,7 @@ ONE_CALL = (
     *("Llama", "Llama, llama3 rope", "Llama, tied embeddings", "Qwen2", "Qwen2, sliding window"),
     *("Qwen3", "Qwen3, YaRN rope", "Mistral, sliding window", "Ministral, sliding window"),
     *(
+        "Arcee",
         "SmolLM3",
         "Seed-OSS",
         "Granite",
