@@ -1,5 +1,5 @@
-"""The note that a core leaves of the streams in the steps it was computing, as it is read after a
-crash.
+"""The note that a core leaves of the streams it was computing, in steps or as an image, as it is
+read after a crash.
 
 The core writes it (`slipstream_core.workers.crash_note_writer`). It lies in the stack's runtime
 directory until the next core begins one of its own.
@@ -13,8 +13,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 NOTE_NAME = "core-in-flight"
-NOTE_MAGIC = 0x3174_6867_696C_6673
-HEADER_WORDS = 2  # magic, ids per page; then for each page its count and its ids
+NOTE_MAGIC = 0x3274_6867_696C_6673
+IMAGE_WORD = 2
+HEADER_WORDS = 5  # magic, ids per page, the page of an image; then for each its count and its ids
 MAX_STEPS = 2  # in flight at most; each has a page
 ID_BYTES = 16
 SUSPECT_BYTES = 8
@@ -28,8 +29,8 @@ def num_words(max_num_seqs: int) -> int:
 
 
 def read_note(directory: Path) -> tuple[bytes, ...] | None:
-    """Ids of the streams in the steps that the last core in `directory` was computing; None, and a
-    warning in the log, where there is no note of it.
+    """Ids of the streams in the steps that the last core in `directory` was computing, and of the
+    one whose image it encoded; None, and a warning in the log, where there is no note of it.
     """
     path = directory / NOTE_NAME
     try:
@@ -42,9 +43,10 @@ def read_note(directory: Path) -> tuple[bytes, ...] | None:
         logger.warning("cannot read the last core's crash note: %s is not one", path)
         return None
     ids: dict[bytes, None] = {}  # an ordered set
-    for page in range(MAX_STEPS):
-        begin = HEADER_WORDS + page * (1 + 2 * words[1])
-        for at in range(min(words[begin], words[1])):
+    page_words = 1 + 2 * words[1]
+    pages = [(HEADER_WORDS + page * page_words, words[1]) for page in range(MAX_STEPS)]
+    for begin, most in [*pages, (IMAGE_WORD, 1)]:
+        for at in range(min(words[begin], most)):
             ids[words[begin + 1 + 2 * at :][:2].tobytes()] = None
     return tuple(ids)
 

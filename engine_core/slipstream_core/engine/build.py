@@ -281,7 +281,7 @@ def assemble_core(
     )
     images = None
     if info.media is not None and info.encoder is not None:
-        images = MediaPreparer(info.encoder, card, info.media)
+        images = MediaPreparer(info.encoder, card, info.media, note)
         poller.register(images.fileno(), zmq.POLLIN)
     compiler = GrammarCompiler(
         lambda: Vocabulary(find_tokenizer(config.model), info.vocab_size, info.eos_token_ids)
@@ -347,6 +347,7 @@ def assemble_core(
         tracer,
         grammars=grammars,
         counters=counters,
+        images=images,
     )
     return Core(
         card.name,

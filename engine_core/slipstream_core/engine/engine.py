@@ -29,6 +29,7 @@ import numpy as np
 import zmq
 
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
+from slipstream_core.media.preparer import MediaPreparer
 from slipstream_core.scheduler.engine_counters import EngineCounters
 from slipstream_core.scheduler.scheduling import Scheduling
 from slipstream_core.step.plan import StepFailed, TurnRunner, TurnT
@@ -66,8 +67,10 @@ class Engine(Generic[TurnT]):
         *,
         grammars: GrammarBitmasks,
         counters: EngineCounters,
+        images: MediaPreparer | None = None,
     ) -> None:
         """`poller` already has the sockets and the stop signal registered."""
+        self._images = images
         self._runner = runner
         self._scheduler = scheduler
         self._logprobs = logprobs
@@ -144,6 +147,10 @@ class Engine(Generic[TurnT]):
         return now - self._step_started_at if self._in_flight else 0.0
 
     def _may_launch(self) -> bool:
+        if self._images is not None:
+            has_suspects = self._scheduler.has_suspects
+            if not self._images.may_launch(len(self._in_flight), has_suspects=has_suspects):
+                return False
         if len(self._in_flight) > 1 or not self._scheduler.has_work:
             return False
         num_unchecked = self._handler.num_unchecked

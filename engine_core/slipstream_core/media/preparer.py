@@ -8,6 +8,9 @@ process, encoded by the model's towers, and found in the prompt.
   have begun. A tenant's next job begins only while its own rows and those of all are fewer than
   twice `max_tokens` together. So however many jobs a tenant has, another can begin one, and there
   are at most three times `max_tokens` rows; as many as `max_tokens` are in the cache besides.
+- The stream whose image is encoded is noted for the next core. An image of a suspect is encoded
+  while no step is in flight, and none is encoded while a suspect runs (`may_launch`): a core that
+  dies then dies of it alone.
 - Equal images of requests that may share cached blocks are encoded once.
 """
 
@@ -19,6 +22,7 @@ import os
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -53,6 +57,7 @@ class _Job:
     """
 
     admit: Admit
+    is_suspect: bool
     features: list[ItemFeatures] = field(default_factory=list)
     num_rows: int = 0
     num_expected: int | None = None
@@ -63,12 +68,29 @@ class _Job:
         return self.admit.spec.tenant
 
 
+class ImageNote(Protocol):
+    """Tells the next core whose image killed this one; see `CrashNote`."""
+
+    def encode(self, stream_id: bytes) -> None:
+        """An image of this stream is encoded next."""
+
+    def encoded(self) -> None:
+        """Strike it out: its outcome is known."""
+
+
 class MediaPreparer:
     """Prepares the images of registrations, one image at a time."""
 
-    def __init__(self, encoder: ImageEncoder, card: ModelCard, media: MediaCard) -> None:
+    def __init__(
+        self,
+        encoder: ImageEncoder,
+        card: ModelCard,
+        media: MediaCard,
+        note: ImageNote | None = None,
+    ) -> None:
         """media: the card's."""
         self._encoder = encoder
+        self._note = note
         self._card, self._media = card, media
         self.cache = FeatureCache(media.max_tokens)
         # by tenant, the one with the next turn first, in order; without empty ones
@@ -80,17 +102,20 @@ class MediaPreparer:
         self._done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
         self._may_begin = threading.Condition()  # guards the jobs
+        self._num_in_flight = 0  # steps, with the one that may be launched now
+        self._is_suspect_running = False  # in a step, or in the next one
+        self._is_suspect_next = False  # and its image waits until no step is in flight
         self._is_closed = False
         self.num_jobs = 0  # submitted and not taken
 
-    def submit(self, admit: Admit) -> None:
+    def submit(self, admit: Admit, *, is_suspect: bool = False) -> None:
         """Prepare the images of a registration that has some. Does not block."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="images", daemon=True)
             self._thread.start()
         self.num_jobs += 1
         with self._may_begin:
-            job = self._by_id[admit.stream_id] = _Job(admit)
+            job = self._by_id[admit.stream_id] = _Job(admit, is_suspect)
             self._jobs.setdefault(job.tenant, {})[job] = None
             self._may_begin.notify()
 
@@ -104,19 +129,42 @@ class MediaPreparer:
             if job is not self._current:
                 self._remove(job)
                 self.num_jobs -= 1
+                self._is_suspect_next = False  # until the thread has looked
+                if not self.num_jobs:  # nobody would take what wakes the loop
+                    self._clear_event()
             self._may_begin.notify()
+
+    def may_launch(self, num_in_flight: int, *, has_suspects: bool) -> bool:
+        """Asked in each turn of the loop, with the steps in flight and whether a suspect runs or
+        waits: True if a step may be launched until it is asked again.
+        """
+        with self._may_begin:
+            current = self._current
+            if has_suspects:
+                is_allowed = current is None
+            else:
+                is_allowed = not self._is_suspect_next and (
+                    current is None or not current.is_suspect
+                )
+            self._is_suspect_running = has_suspects
+            self._num_in_flight = num_in_flight + is_allowed
+            self._may_begin.notify()
+        return is_allowed
 
     def take_prepared(self) -> list[PreparedMedia]:
         """The jobs done since the last call; `release` the places of each."""
         done: list[PreparedMedia] = []
         if not self.num_jobs:
             return done
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._done_fd)  # first: what is done after this sets it again
+        self._clear_event()  # first: what is done after this sets it again
         while self._done:
             done.append(self._done.popleft())
         self.num_jobs -= len(done)
         return done
+
+    def _clear_event(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._done_fd)
 
     def release(self, places: MediaPlaces) -> None:
         """A request that had these images has ended, or was dropped."""
@@ -144,13 +192,23 @@ class MediaPreparer:
         """The job whose next image is encoded now; None once this is closed."""
         with self._may_begin:
             while not self._is_closed:
-                for tenant, jobs in self._jobs.items():
-                    job = next(iter(jobs))
-                    if job.num_expected is None and not self._has_room(tenant):
-                        continue
+                job = None if self._is_suspect_running else self._first()
+                waits = job is not None and job.is_suspect and self._num_in_flight > 0
+                if waits and not self._is_suspect_next:
+                    os.eventfd_write(self._done_fd, 1)  # the loop asks `may_launch` again
+                self._is_suspect_next = waits
+                if job is not None and not waits:
                     self._begin(job)
                     return job
                 self._may_begin.wait()
+        return None
+
+    def _first(self) -> _Job | None:
+        """The first in order of turns that may begin, or has begun."""
+        for tenant, jobs in self._jobs.items():
+            job = next(iter(jobs))
+            if job.num_expected is not None or self._has_room(tenant):
+                return job
         return None
 
     def _has_room(self, tenant: bytes) -> bool:
@@ -181,6 +239,7 @@ class MediaPreparer:
                 self._current = None
                 self._jobs[job.tenant] = self._jobs.pop(job.tenant)  # behind the others
                 if done is None and not job.is_withdrawn:
+                    os.eventfd_write(self._done_fd, 1)  # a step may have waited for it
                     continue  # with its next image, in its tenant's next turn
                 self._remove(job)
                 if not job.is_withdrawn:
@@ -213,7 +272,11 @@ class MediaPreparer:
         key = job.admit.derived.prefix_root + item.digest
         found = self.cache.get(key)
         if found is None:
-            found = self._encoded(index, item.data, pixel_limit(item, self._card))
+            self._note_current(job)
+            try:
+                found = self._encoded(index, item.data, pixel_limit(item, self._card))
+            finally:
+                self._note_current(None)
             self.cache.put(key, found)
         job.features.append(found)
         job.num_rows += len(found)
@@ -233,6 +296,16 @@ class MediaPreparer:
         )
         self.cache.hold(places, job.tenant)
         return places
+
+    def _note_current(self, job: _Job | None) -> None:
+        """Note whose image is encoded next; None strikes it out."""
+        with self._may_begin:
+            if self._note is None or self._is_closed:
+                return
+            if job is None:
+                self._note.encoded()
+            else:
+                self._note.encode(job.admit.stream_id)
 
     def _encoded(self, index: int, data: bytes, max_pixels: int) -> ItemFeatures:
         try:

@@ -251,6 +251,11 @@ class Scheduler:
         """True if there is any request, running or waiting."""
         return self._slots.num_running > 0 or self.num_waiting > 0
 
+    @property
+    def has_suspects(self) -> bool:
+        """True if a request has to run alone."""
+        return len(self._suspects) > 0
+
     def take_admitted(self) -> list[int]:
         """The rows that began to run since the last call; preempted ones begin again."""
         return self._running_set.take_started()

@@ -30,6 +30,10 @@ class Scheduling(Protocol[TurnT]):
         """True if there is any request, running or waiting."""
 
     @property
+    def has_suspects(self) -> bool:
+        """True if a request has to run alone."""
+
+    @property
     def max_num_seqs(self) -> int:
         """Requests that may run at the same time."""
 

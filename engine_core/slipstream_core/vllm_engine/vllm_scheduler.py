@@ -104,6 +104,11 @@ class VllmScheduler:
         return bool(self._requests)
 
     @property
+    def has_suspects(self) -> bool:
+        """True if a request has to run alone."""
+        return bool(self._suspects)
+
+    @property
     def num_running(self) -> int:
         """Requests that have got a token since they began."""
         return len(self._requests) - self.num_waiting

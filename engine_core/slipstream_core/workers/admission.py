@@ -182,6 +182,11 @@ def _largest(reasoning: ReasoningIds | None) -> int:
     return max(max(each, default=0) for each in every)
 
 
+def is_suspect(admit: Admit) -> bool:
+    """True for a request that cores died of: it runs alone, and its images are encoded alone."""
+    return admit.begun.strikes >= _STRIKES_TO_SUSPECT
+
+
 def num_tokens_of(admit: Admit) -> int:
     """Tokens that have to be computed before the next output."""
     return (len(admit.prompt_ids) + len(admit.begun.output_ids)) // 4
@@ -237,7 +242,7 @@ def new_request(
         prefix_root=derived.prefix_root,
         stop_token_ids=derived.stop_token_ids,
         worker_ends=bool(derived.stop_token_ids or params.stop or params.repetition_detection),
-        is_suspect=admit.begun.strikes >= _STRIKES_TO_SUSPECT,
+        is_suspect=is_suspect(admit),
         use_prefix_cache=not wants_prompt(admit),
         num_prompt_logprobs=(params.prompt_logprobs or 0) if wants_prompt(admit) else -1,
         constraints=token_constraints(

@@ -1,10 +1,11 @@
 """A memory-mapped note of the streams that the device computes, for the next core after a crash.
 
-The file has one page for each step that can be in flight. Memory mapped from a file outlives its
-process however that ends: writing the note is a copy, without a system call.
+The file has one page for each step that can be in flight, and one for an image. Memory mapped from
+a file outlives its process however that ends: writing the note is a copy, without a system call.
 
 - A step is noted before its launch and struck out once it is collected. What stands in the note
   after a crash was being computed, or was about to be.
+- So is the stream whose image is encoded, by the thread that does it.
 - A page's count is written after its ids, and striking out resets the count alone: the note is
   valid at any moment.
 - An unreadable note is no error: the core starts without it. It also starts where there is no room
@@ -27,6 +28,7 @@ import numpy as np
 from slipstream_ipc.arrays import Int64s, UInt64s
 from slipstream_ipc.crash_note import (
     HEADER_WORDS,
+    IMAGE_WORD,
     MAX_STEPS,
     NOTE_MAGIC,
     NOTE_NAME,
@@ -61,6 +63,7 @@ class CrashNote:
         self._words: UInt64s | None = np.frombuffer(self._map, np.uint64)
         self._words[1] = max_num_seqs
         self._pages = self._words[HEADER_WORDS:].reshape(MAX_STEPS, -1)
+        self._image = self._words[IMAGE_WORD:HEADER_WORDS]
         self._ids = self._pages[:, 1:].reshape(MAX_STEPS, max_num_seqs, 2)
         self._words[0] = NOTE_MAGIC
 
@@ -75,10 +78,19 @@ class CrashNote:
         """Strike out a step, whose outcome is known."""
         self._pages[step % MAX_STEPS, 0] = 0
 
+    def encode(self, stream_id: bytes) -> None:
+        """An image of this stream is encoded next."""
+        self._image[1:] = np.frombuffer(stream_id, np.uint64)
+        self._image[0] = 1
+
+    def encoded(self) -> None:
+        """Strike out the image, whose outcome is known."""
+        self._image[0] = 0
+
     def close(self) -> None:
         """Unmap the file. Idempotent."""
         if self._words is not None:
-            del self._ids, self._pages
+            del self._ids, self._pages, self._image
             self._words = None
             self._map.close()
 

@@ -22,7 +22,7 @@ from slipstream_core.media.places import MediaPlaces
 from slipstream_core.media.preparer import MediaPreparer
 from slipstream_core.scheduler.logprob_budget import LogprobBudget, first_bytes
 from slipstream_core.workers.adapters import Adapters
-from slipstream_core.workers.admission import num_tokens_of
+from slipstream_core.workers.admission import is_suspect, num_tokens_of
 from slipstream_ipc.messages import MAX_LEFT_OUT, Admit, Fault
 
 
@@ -103,7 +103,7 @@ class PendingAdmissions:
         self._num_tokens[admit.spec.tenant] += num_tokens_of(admit)
         if admit.media and self._images is not None:
             self._asks_no_more(admit.stream_id)
-            self._images.submit(admit)
+            self._images.submit(admit, is_suspect=is_suspect(admit))
         elif admit.spec.params.structured_outputs is not None:
             self._asks_no_more(admit.stream_id)
             self._compiler.submit(admit)

@@ -222,3 +222,82 @@ def test_no_image_is_encoded_behind_those_that_fill_the_places(
         "got 3 placeholders (token 7) in the prompt, allowed: 4, as 2 images have rows"
     )
     assert [data for data, _ in encoder.asked] == [b"ab", b"cd"]
+
+
+class Note:
+    """Whose image is encoded, as the next core would read it."""
+
+    def __init__(self) -> None:
+        self.stream_id = b""
+
+    def encode(self, stream_id: bytes) -> None:
+        self.stream_id = stream_id
+
+    def encoded(self) -> None:
+        self.stream_id = b""
+
+
+@pytest.mark.parametrize("file", [b"abc", b"bad", b"worse"])
+def test_who_is_encoded_is_noted_until_then(encoder: Encoder, file: bytes) -> None:
+    note = Note()
+    preparer = MediaPreparer(encoder, CARD, MEDIA, note)
+    encoder.may_go_on.clear()
+    preparer.submit(admit := registration(1, file))
+    assert encoder.begins.wait(PATIENCE_S)
+    assert note.stream_id == admit.stream_id
+    encoder.may_go_on.set()
+    taken(preparer)
+    assert not note.stream_id
+    preparer.close()
+
+
+def woken(preparer: MediaPreparer) -> None:
+    """Until the loop is woken to ask again."""
+    assert select.select([preparer], [], [], PATIENCE_S)[0]
+    assert not preparer.take_prepared()
+
+
+def test_the_image_of_a_suspect_is_encoded_beside_no_step(
+    preparer: MediaPreparer, encoder: Encoder
+) -> None:
+    assert preparer.may_launch(0, has_suspects=False)  # and it does
+    preparer.submit(registration(1, b"abc"), is_suspect=True)
+    woken(preparer)
+    assert not preparer.may_launch(1, has_suspects=False)
+    assert not encoder.asked
+    encoder.may_go_on.clear()
+    assert not preparer.may_launch(0, has_suspects=False)
+    assert encoder.begins.wait(PATIENCE_S)
+    assert not preparer.may_launch(0, has_suspects=False)
+    assert not preparer.may_launch(0, has_suspects=True)
+    encoder.may_go_on.set()
+    assert taken(preparer).places is not None
+    assert preparer.may_launch(0, has_suspects=False)
+
+
+def test_no_image_is_encoded_while_a_suspect_runs(
+    preparer: MediaPreparer, encoder: Encoder
+) -> None:
+    encoder.may_go_on.clear()
+    preparer.submit(registration(1, b"ab", b"cd"))
+    assert encoder.begins.wait(PATIENCE_S)
+    assert preparer.may_launch(0, has_suspects=False)
+    assert not preparer.may_launch(0, has_suspects=True)  # it waits for the image
+    encoder.may_go_on.set()
+    woken(preparer)  # between its images
+    assert preparer.may_launch(0, has_suspects=True)
+    assert [data for data, _ in encoder.asked] == [b"ab"]
+    assert preparer.may_launch(0, has_suspects=False)
+    assert taken(preparer).places is not None
+
+
+def test_a_suspect_that_is_withdrawn_keeps_no_step_waiting(
+    preparer: MediaPreparer, encoder: Encoder
+) -> None:
+    assert preparer.may_launch(0, has_suspects=False)
+    preparer.submit(admit := registration(1, b"abc"), is_suspect=True)
+    assert select.select([preparer], [], [], PATIENCE_S)[0]
+    preparer.withdraw(admit.stream_id)
+    assert not select.select([preparer], [], [], 0)[0]
+    assert preparer.may_launch(1, has_suspects=False)
+    assert not encoder.asked

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.patience import PATIENCE_S
 
 from slipstream_core.workers.crash_note_writer import CrashNote, begin_note
-from slipstream_ipc.crash_note import read_note
+from slipstream_ipc.crash_note import HEADER_WORDS, IMAGE_WORD, read_note
 
 MAX_NUM_SEQS = 8
 
@@ -43,6 +43,21 @@ def test_what_is_in_flight_is_read(tmp_path: Path) -> None:
     assert read_note(tmp_path) == ()
     note.close()
     note.close()
+
+
+def test_the_stream_whose_image_is_encoded_is_read(tmp_path: Path) -> None:
+    note = CrashNote(tmp_path, MAX_NUM_SEQS)
+    [seen] = names(9)
+    note.encode(seen)
+    assert read_note(tmp_path) == (seen,)
+    note.launch(1, IDS, np.array([30, 2]))
+    note.encoded()
+    assert read_note(tmp_path) == names(30, 2)
+    note.encode(seen)
+    note.collect(1)
+    assert read_note(tmp_path) == (seen,)
+    note.close()
+    assert read_note(tmp_path) == (seen,)
 
 
 def test_it_outlives_its_process(tmp_path: Path) -> None:
@@ -93,9 +108,9 @@ def test_a_count_beyond_its_page_is_cut(tmp_path: Path) -> None:
     note.close()
     [path] = tmp_path.iterdir()
     words = np.fromfile(path, np.uint64)
-    words[2] = 2**60
+    words[HEADER_WORDS] = words[IMAGE_WORD] = 2**60
     words.tofile(path)
-    assert read_note(tmp_path) == names(1, 2)
+    assert read_note(tmp_path) == (*names(1, 2), bytes(16))
 
 
 # A file system of 64 KiB, in a mount namespace that ends with the process, and nothing left on it.

@@ -134,7 +134,8 @@ class Images:
     def num_jobs(self) -> int:
         return len(self.jobs) + len(self.done)
 
-    def submit(self, admit: Admit) -> None:
+    def submit(self, admit: Admit, *, is_suspect: bool) -> None:
+        assert is_suspect == (admit.begun.strikes > 1)
         self.jobs.append(admit)
 
     def withdraw(self, stream_id: bytes) -> None:

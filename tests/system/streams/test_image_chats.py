@@ -19,13 +19,15 @@ from typing import Any
 import pytest
 import torch
 from openai import BadRequestError, OpenAI
+from tests.helpers.poisoned_core import with_deadly_image
 from tests.helpers.stacks import spareless_stack
 from tests.helpers.vision_folders import chatting_model
 from tests.helpers.vision_models import picture
 
 from slipstream import BadRequestError as Refused
-from slipstream import Client, Stack
+from slipstream import Client, SlipstreamError, Stack
 from slipstream.cli.main import main
+from slipstream.stack import stack as stack_module
 from slipstream_verify.fuzz.damaged_images import damaged_image
 
 pytestmark = pytest.mark.process
@@ -215,3 +217,27 @@ def test_files_of_a_fuzzer_are_answered_or_refused_and_others_go_on(
     assert all("messages[0].content[1]" in each for each in refused)
     answer = ask(messages=[{"role": "user", "content": [url(ONE), text("still?")]}])
     assert answer.choices[0].token_ids == expected
+
+
+def test_an_image_that_kills_every_core_ends_its_stream_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = chatting_model(tmp_path)
+    monkeypatch.setattr(stack_module, "plan_stack", with_deadly_image(TWO))
+    options = {"max_model_len": 1024, "threads": 1, "max_restarts": 20, "spare_worker": False}
+    asked = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
+    with Stack(str(folder), **options) as stack, stack.client() as client:
+
+        def stream(*files: bytes) -> Any:
+            shown = [{"type": "image", "image": file} for file in files]
+            turn = {"role": "user", "content": [*shown, text("so")]}
+            return client.stream([turn], **asked)
+
+        others = [stream(), stream(ONE)]
+        deadly = stream(TWO)
+        others += [stream(), stream(ONE)]
+        with pytest.raises(SlipstreamError, match="crashed the engine 3 times in a row"):
+            list(deadly)
+        for each in others:
+            assert sum(len(delta.token_ids) for delta in each) == NUM_TOKENS
+        assert stack.is_running
