@@ -53,6 +53,7 @@ class ModelDrafter:
         self._rows = _Rows(64)
         self._ids = np.zeros((64, num_speculative_tokens), np.int64)  # foreseen, by row
         self._awaits_tokens = False
+        self._is_off = False
 
     @property
     def awaits_tokens(self) -> bool:
@@ -63,11 +64,16 @@ class ModelDrafter:
         """See Drafter."""
         self._grow(row)
         rows = self._rows
-        rows.is_open[row], rows.share[row], rows.num[row] = True, _FIRST_SHARE, 0
+        rows.is_open[row], rows.share[row], rows.num[row] = not self._is_off, _FIRST_SHARE, 0
 
     def close(self, rows: Int64s) -> None:
         """See Drafter."""
         self._rows.is_open[rows[rows < self._rows.num_rows]] = False
+
+    def switch_off(self) -> None:
+        """Foresee nothing any more, of these rows and of those to come."""
+        self._is_off, self._awaits_tokens = True, False
+        self._rows.is_open[:] = False
 
     def observe(self, rows: RowSet, ids: UInt32s, counts: Int64s | None, tokens: TokenLog) -> None:
         """See Drafter."""

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,9 @@ from slipstream_ipc.history.pages import spans
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
 
+logger = logging.getLogger(__name__)
+
+_MOST_FAILURES = 3  # in a row, after which the draft model is not asked any more
 _ONE_BY_ONE = 17  # tokens that a row lacks at most whose drafts of a step were all right
 _USUALLY_LACKED = 2  # tokens, at most, of a row that was drafted in the step before
 _BY_SAMPLE = tuple(columns_over("S"))
@@ -64,6 +68,7 @@ class Proposals:
         self._requests, self._slots, self._blocks = requests, slots, blocks
         self._tokens = tokens
         self._block_size = block_size
+        self._num_failed = 0  # plans, in a row
         # rows of the plan answered last, with their generations, until a step may use its tokens
         self._answered: tuple[Int64s, Int64s] | None = None
         self._ends = np.empty(0, np.int64)  # [R] tokens that the planned rows will have computed
@@ -182,6 +187,7 @@ class Proposals:
         """Take in what a plan has foreseen; token_ids: [sum(lens)] row by row."""
         requests, proposals = self._requests, plan.proposals
         assert proposals is not None
+        self._num_failed = 0
         rows, sampled = record.rows.array, record.sampled.array
         is_live = requests.generation[rows] == record.generations
         is_live &= requests.slot[rows] != NO_SLOT
@@ -195,11 +201,21 @@ class Proposals:
         self._answered = live, requests.generation[live]
 
     def failed(self, record: Launched) -> None:
-        """A plan raised: its rows are not drafted for any more, which changes nothing they say."""
+        """A plan raised: its rows are not drafted for any more, which changes nothing they say.
+        Where several did in a row, none are.
+        """
         rows = record.rows.array
         rows = rows[self._requests.generation[rows] == record.generations]
         self.leave_out(rows)
         self._answered = rows, self._requests.generation[rows]
+        self._num_failed += 1
+        if self._num_failed == _MOST_FAILURES:
+            self._drafter.switch_off()
+            logger.error(
+                "the draft model failed in %d steps in a row: it is not asked any more until the "
+                "core starts anew, and texts are what they would be",
+                self._num_failed,
+            )
 
     def used(self, decoding: Int64s, lens: Int64s | None) -> None:
         """A step of the model is planned, of these decoding rows, [n], with `lens` drafts each, or

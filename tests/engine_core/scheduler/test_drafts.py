@@ -441,6 +441,48 @@ def test_no_drafts_are_foreseen_that_a_prompt_leaves_no_room_for(budget: int) ->
     assert [each[0] for each in found] == [each[1] for each in found], found
 
 
+@pytest.mark.parametrize("is_broken", [True, False])
+def test_a_draft_model_that_fails_step_by_step_is_not_asked_any_more(
+    is_broken: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of each new request its first step fails; the other one works now and then."""
+    log = TokenLog(rows=8)
+    drafter = ModelDrafter(num_speculative_tokens=4, max_len=MAX_LEN, costs=DEAR, draft_costs=CHEAP)
+    scheduler = scheduler_of(
+        log,
+        num_blocks=40,
+        block_size=16,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=MAX_LEN,
+        drafter=drafter,
+        by_model=drafter,
+        has_draft_model=True,
+    )
+    acked, num_asked = np.full(64, MAX_LEN), 0
+    for row in range(6):
+        log.open(row)
+        log.extend(row, np.arange(4, dtype=np.uint32))
+        scheduler.add(new_request(row=row, prompt_len=4, max_tokens=40, seed=row))
+        for _ in range(4):
+            plan = scheduler.schedule(acked)
+            assert plan is not None
+            if plan.proposals is not None:
+                num_asked += 1
+                if is_broken or row % 3 < 2:
+                    scheduler.fail(plan)
+                else:
+                    scheduler.complete(plan, np.zeros(plan.proposals.lens.sum(), np.int64))
+                continue
+            counts = None if plan.draft_lens is None else np.ones(len(plan.seeds), np.int64)
+            scheduler.complete(plan, np.ones(len(plan.seeds), np.int64), counts)
+    said = [each.getMessage() for each in caplog.records]
+    assert num_asked == 3 if is_broken else num_asked >= 6
+    num_said = sum("failed in 3 steps in a row: it is not asked any" in each for each in said)
+    assert num_said == is_broken
+    assert drafter.awaits_tokens != is_broken
+
+
 @pytest.mark.parametrize("has_image", [False, True])
 def test_rows_with_images_are_neither_foreseen_nor_waited_for(has_image: bool) -> None:
     ids, log = np.array([7, 7, 1, 2], np.uint32), TokenLog(rows=2)
