@@ -33,6 +33,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from msgspec import structs
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from slipstream.cli.options.parser import Parser
@@ -270,8 +272,11 @@ def save_pair(folder: Path, **sizes: int) -> tuple[Path, Path]:
     state = model.state_dict()
     draft.load_state_dict({name: state[name] for name in draft.state_dict()})
     paths = folder / "model", folder / "draft"
+    words = {f"<{at}>": at for at in range(shape["vocab_size"])}
+    tokenizer = Tokenizer(WordLevel(words))
     for each, path in zip((model, draft), paths, strict=True):
         each.save_pretrained(path)
+        tokenizer.save(str(path / "tokenizer.json"))
     return paths
 
 

@@ -27,13 +27,16 @@ from slipstream_core.kernels.cpu.kernels import Kernels
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.loader import LoadedModel
 from slipstream_core.model.quantization import widen_codes
-from slipstream_core.model.tokenizer_file import find_tokenizer
+from slipstream_core.model.tokenizer_file import find_folder, find_tokenizer
 from slipstream_core.sampling.sampler import sample
 from slipstream_core.step.plan import StepPlan, StepResult, columns_over
 from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.history.pages import spans
 
 logger = logging.getLogger(__name__)
+
+# files of tokenizers that are not in a tokenizer.json
+_VOCABULARIES = ("*.model", "*.tiktoken", "vocab.*", "merges.txt", "added_tokens.json")
 
 
 class DraftModel:
@@ -150,9 +153,9 @@ def why_other_tokens(model: str, draft: str, vocab_sizes: tuple[int, int]) -> st
     try:
         files = find_tokenizer(model), find_tokenizer(draft)
     except ValueError as error:
-        if vocab_sizes[0] == vocab_sizes[1]:
-            return None  # random weights: their ids mean nothing
-        return f"{error}; without tokenizers {vocab_sizes[1]} ids are not {vocab_sizes[0]}"
+        if vocab_sizes[0] != vocab_sizes[1]:
+            return f"{error}; without tokenizers {vocab_sizes[1]} ids are not {vocab_sizes[0]}"
+        return _why_other_files(model, draft)
     if files[0].read_bytes() == files[1].read_bytes():
         return None
     from tokenizers import Tokenizer
@@ -166,6 +169,27 @@ def why_other_tokens(model: str, draft: str, vocab_sizes: tuple[int, int]) -> st
         f"its tokens are others: {files[1]} has {len(other)}, {files[0]} {len(own)}, and "
         f"{differing[0]!r} is {other.get(differing[0])} in the one and {own.get(differing[0])} in "
         "the other; allowed is a draft model with the same tokenizer"
+    )
+
+
+def _why_other_files(model: str, draft: str) -> str | None:
+    """The reason why files of a tokenizer other than tokenizer.json do not show that two models
+    speak of the same tokens; None: they do, or a model has random weights, whose ids mean nothing.
+    """
+    folders = [each for each in (find_folder(model), find_folder(draft)) if each is not None]
+    if len(folders) < 2 or folders[0].resolve() == folders[1].resolve():
+        return None
+    own, other = (
+        {path.name: path.read_bytes() for each in _VOCABULARIES for path in folder.glob(each)}
+        for folder in folders
+    )
+    if own and own == other:
+        return None
+    names = [", ".join(sorted(files)) or "none" for files in (other, own)]
+    return (
+        f"whether its tokens are the same cannot be told: not both have a tokenizer.json, and the "
+        f"files of their vocabularies are not the same (its: {names[0]}; the model's: {names[1]}); "
+        "put a tokenizer.json into both folders"
     )
 
 

@@ -339,6 +339,35 @@ def test_draft_models_that_cannot_be(tmp_path: Path) -> None:
         load_draft_model(llama, str(small_model()), config, Rank(0, 2))
 
 
+def test_without_a_tokenizer_json_other_files_say_whether_tokens_are_the_same(
+    tmp_path: Path,
+) -> None:
+    [llama] = named({"Llama"})
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        tiny_models.save(*llama.values, folder)
+    model, draft = (load_model(str(each), device="cpu", dtype="float32") for each in folders)
+    given: list[tuple[dict[str, bytes], dict[str, bytes], str | None]] = [
+        ({}, {}, r"cannot be told: .*\(its: none; the model's: none\); put a tokenizer.json into"),
+        ({"tokenizer.model": b"1"}, {}, "its: none; the model's: tokenizer.model"),
+        ({}, {"vocab.json": b"2"}, "its: vocab.json; the model's: tokenizer.model"),
+        ({"vocab.json": b"2"}, {"tokenizer.model": b"2"}, "its: tokenizer.model, vocab.json; the "),
+        ({}, {"tokenizer.model": b"1"}, None),
+        ({"tokenizer.json": b"{}"}, {}, None),
+        ({"added_tokens.json": b"{}"}, {}, "not both have a tokenizer.json"),
+    ]
+    for own, other, said in given:
+        for folder, files in zip(folders, (own, other), strict=True):
+            for name, content in files.items():
+                (folder / name).write_bytes(content)
+        if said is None:
+            check_draft_model(model, draft)
+            continue
+        with pytest.raises(ModelLoadError, match=said):
+            check_draft_model(model, draft)
+    check_draft_model(model, model)
+
+
 def test_a_core_loads_both_and_knows_what_their_steps_take(tmp_path: Path) -> None:
     [llama] = named({"Llama"})
     tiny_models.save(*llama.values, tmp_path)
