@@ -89,11 +89,13 @@ def quantization_of(name: str, config: PreTrainedConfig, source: Source) -> Quan
                 f"{', '.join(ALGORITHMS)} are served",
             )
     elif method == "mlx" and config.model_type not in UNCHANGED:
-        raise ModelLoadError(
-            name,
+        why = (
             f"its weights are quantised by MLX{told_by}, which may change those of "
-            f"{config.model_type!r}; served are {', '.join(sorted(UNCHANGED))}",
+            f"{config.model_type!r}; served are {', '.join(sorted(UNCHANGED))}"
         )
+        if given.get("quant_method") is None:  # bits and a group_size say it
+            why += '; if they are GPTQ\'s, which was not named either, add "quant_method": "gptq"'
+        raise ModelLoadError(name, why)
     elif method not in _SERVED:
         by = "a method that is not named" if method == "None" else repr(method)
         raise ModelLoadError(

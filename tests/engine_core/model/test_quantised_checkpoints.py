@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.helpers.quantised_models import (
     KINDS,
     PERMUTED,
@@ -35,7 +36,7 @@ from slipstream_core.kernels.cpu.kernels import kernels
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.model.quantised.checkpoint import READERS, QuantisedTensors
-from slipstream_core.model.quantised.tensors import QuantisedWeightError
+from slipstream_core.model.quantised.tensors import QuantisedWeightError, Tensors
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 
 NUM_TOKENS = 10
@@ -471,6 +472,11 @@ CONTRADICTIONS = [
     ("gptq", _set("group_size", to=80), "no whole number"),
     ("gptq", _set("group_size", to=0), "group_size is 0, allowed"),
     ("gptq", _set("checkpoint_format", to="marlin"), "is 'marlin', allowed: gptq, gptq_v2"),
+    (
+        "gptq",
+        lambda config: config["quantization_config"].pop("quant_method"),
+        'proj.qweight is not MLX\'s: if it is GPTQ\'s, add "quant_method": "gptq"',
+    ),
     ("awq", _set("bits", to=8), "bits is 8, allowed: 4"),
     ("awq", _set("version", to="gemv"), "version is 'gemv', allowed: gemm"),
     ("bitsandbytes nf4", _set("load_in_4bit", to=False), "neither load_in_4bit nor load_in_8bit"),
@@ -527,6 +533,19 @@ def test_a_layout_that_nothing_tells_is_refused(bits: int, tmp_path: Path) -> No
         assert _layout("x", 7, 1, bits, sizes, {"version": version}) is way
     with pytest.raises(QuantisedWeightError, match="names no version"):
         _layout("x", 7, 1, bits, sizes, {})
+
+
+@pytest.mark.parametrize("shape", [(8,), (8, 1), (1, 8)])
+def test_a_scale_for_each_row_is_none_of_a_row_of_as_many_blocks(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    scales = 2.0 ** torch.arange(8)
+    tensors = {"x.weight": torch.ones(8, 1024).to(torch.float8_e4m3fn)}
+    save_file(tensors | {"x.weight_scale": scales.reshape(shape)}, tmp_path / "model.safetensors")
+    found = READERS["modelopt"](Tensors(tmp_path), {})["x.weight"].dequantised()
+    by_row = scales[:, None].expand(8, 1024)
+    by_block = scales.repeat_interleave(128).expand(8, 1024)
+    assert torch.equal(found.float(), by_block if shape == (1, 8) else by_row)
 
 
 def test_a_zero_that_borrows_from_its_neighbour_is_given_back(tmp_path: Path) -> None:

@@ -40,9 +40,16 @@ _MODES = ("affine", "mxfp4")
 
 
 def read_mlx(tensors: Tensors, settings: Mapping[str, Any]) -> dict[str, QuantisedWeight]:
-    """The weights of a checkpoint. Raises QuantisedWeightError."""
+    """The weights of a checkpoint. Raises QuantisedWeightError, also where the settings name no
+    method and the tensors are GPTQ's.
+    """
     found = {}
     for name in tensors:
+        if name.endswith(".qweight") and settings.get("quant_method") is None:
+            raise QuantisedWeightError(
+                f"its quantization_config names no quant_method, as MLX's and old ones of GPTQ do, "
+                f'and {name} is not MLX\'s: if it is GPTQ\'s, add "quant_method": "gptq"'
+            )
         layer = name.removesuffix(".scales")
         if layer == name:
             continue

@@ -97,10 +97,10 @@ def _weight(tensors: Tensors, name: str, scale: str) -> QuantisedWeight:
         scales = scales_of(tensors, scale, header.shape, group=_MX_GROUP, is_e8m0=True)
         return float8_weight(tensors, name, scales, {name, scale})
     sizes = of_scale.shape[::2] if len(of_scale.shape) == _NUM_SPREAD else of_scale.shape
-    *_, height, width = (1, 1, *sizes)
-    num_outputs, num_inputs = header.shape[-2:]
-    is_blocks = (height, width) == (-(-num_outputs // _BLOCK[0]), -(-num_inputs // _BLOCK[1]))
-    block = _BLOCK if is_blocks and (height, width) != (1, 1) else None
+    *outer, num_outputs, num_inputs = header.shape
+    blocks = (*outer, -(-num_outputs // _BLOCK[0]), -(-num_inputs // _BLOCK[1]))
+    # [N] is of rows, also where a row of blocks has N of them
+    block = _BLOCK if sizes == blocks and blocks[-2:] != (1, 1) else None
     scales = scales_of(tensors, scale, header.shape, block=block)
     return float8_weight(tensors, name, scales, {name, scale})
 
