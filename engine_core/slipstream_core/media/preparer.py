@@ -106,6 +106,7 @@ class MediaPreparer:
         self._is_suspect_running = False  # in a step, or in the next one
         self._is_suspect_next = False  # and its image waits until no step is in flight
         self._is_closed = False
+        self._is_left = False  # closed while the thread encoded: it closes the descriptor
         self.num_jobs = 0  # submitted and not taken
 
     def submit(self, admit: Admit, *, is_suspect: bool = False) -> None:
@@ -177,12 +178,13 @@ class MediaPreparer:
         return self._done_fd
 
     def close(self) -> None:
-        """End the thread, behind the image that it prepares; the runner has closed the encoder,
-        unless another core goes on with it.
-        """
+        """End the thread; one that encodes an image is left to itself, and ends behind it."""
         with self._may_begin:
             self._is_closed = True
+            self._is_left = self._current is not None
             self._may_begin.notify()
+        if self._is_left:
+            return
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -246,6 +248,8 @@ class MediaPreparer:
                     del self._by_id[job.admit.stream_id]
             self._done.append(done or PreparedMedia(job.admit, None, _WITHDRAWN))
             os.eventfd_write(self._done_fd, 1)
+        if self._is_left:
+            os.close(self._done_fd)
 
     def _advance(self, job: _Job) -> PreparedMedia | None:
         """Encode the next image of a job. Returns the outcome, once there is one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import threading
 from collections.abc import Iterator
@@ -301,3 +302,22 @@ def test_a_suspect_that_is_withdrawn_keeps_no_step_waiting(
     assert not select.select([preparer], [], [], 0)[0]
     assert preparer.may_launch(1, has_suspects=False)
     assert not encoder.asked
+
+
+def test_closing_waits_for_no_image(encoder: Encoder) -> None:
+    preparer = MediaPreparer(encoder, CARD, MEDIA)
+    encoder.may_go_on.clear()
+    preparer.submit(registration(1, b"abc"))
+    assert encoder.begins.wait(PATIENCE_S)
+    thread = preparer._thread
+    assert thread is not None
+    preparer.close()
+    assert thread.is_alive()
+    descriptor = os.eventfd(0, os.EFD_NONBLOCK)  # the thread's is not free for another
+    assert descriptor != preparer.fileno()
+    encoder.may_go_on.set()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(descriptor)
+    os.close(descriptor)
