@@ -67,10 +67,13 @@ def places_of(
 ) -> MediaPlaces:
     """The places of these items in a prompt.
 
-    Raises BadRequest unless there is a placeholder for each row of their features.
+    Raises BadRequest unless there is a placeholder for each row of their features, and any.
     """
     tokens = np.flatnonzero(prompt == placeholder_id)
     check_num_rows(len(tokens), placeholder_id, features)
+    if not len(tokens):
+        given = Summary(f"{len(features)} images of which the model makes no row")
+        raise BadRequest("media", given, "images that it makes tokens of")
     lens = np.array([len(each) for each in features], np.int64)
     ends = np.cumsum(lens)
     # a run ends where the next placeholder is of another item, or not the next token

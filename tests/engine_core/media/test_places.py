@@ -165,3 +165,8 @@ def test_features_are_held_once_by_a_tenant_and_the_oldest_go(
         for holder in tenants:
             assert cache.num_held_by(holder) == sum(num + 1 for of, num in held if of == holder)
         assert cache.num_kept == sum(num + 1 for num in kept) <= 9
+
+
+def test_images_of_which_no_row_is_made_are_refused() -> None:
+    with pytest.raises(BadRequest, match="2 images of which the model makes no row"):
+        made([1, 2], [Rows(0), Rows(0)])
