@@ -165,8 +165,7 @@ class ModelEndpoints:
         """Call the handler of a request whose files are decoded."""
         request.keeps_body = False
         if exchange.is_open:
-            with known_files(decoding.result()):
-                guarded(exchange, partial(handler, request, exchange))
+            guarded(exchange, partial(_with_files, handler, request, exchange, decoding))
         if not (request.keeps_body and exchange.is_open):
             request.free()
 
@@ -347,6 +346,16 @@ class ModelEndpoints:
             if state.resubmittable is None and before is not None:
                 state.resubmittable, state.model = before.resubmittable, before.model
             self._streams_by_id[state.stream_id] = state
+
+
+def _with_files(
+    handler: Handler,
+    request: HttpRequest,
+    exchange: Exchange,
+    decoding: Future[dict[str, MediaItem]],
+) -> None:
+    with known_files(decoding.result()):
+        handler(request, exchange)
 
 
 def _guarded_call(exchange: Exchange, call: Callable[[str], None], found: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import urllib.error
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,7 +19,13 @@ from msgspec.structs import replace
 from openai import BadRequestError, InternalServerError, OpenAI
 from tests.helpers.fake_worker import MODEL, Entry, FakeWorker, deltas, end_of
 from tests.helpers.http_front import Front
+from tests.helpers.patience import PATIENCE_S
 
+from slipstream.http.auth import ApiKeys
+from slipstream.http.config import Limits
+from slipstream.http.endpoints import model_endpoints
+from slipstream.http.endpoints.model_endpoints import ModelEndpoints
+from slipstream.http.response_encoding import Response
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Fault, MediaCard, MediaSize, Submit, Tokenize, Tokenized
 
@@ -181,3 +188,24 @@ def test_no_image_is_dropped_by_a_model_for_text(tmp_path: Path) -> None:
     finally:
         running.stop()
         worker.stop()
+
+
+async def _answered(endpoints: ModelEndpoints, worker: Any) -> Response:
+    worker.loop = asyncio.get_running_loop()
+    body = b'{"image": "data:;base64,' + b"A" * 2**21 + b'"}'
+    return await asyncio.wait_for(endpoints.answer("/v1/chat/completions", body), PATIENCE_S)
+
+
+def test_a_request_whose_files_cannot_be_decoded_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NoWorker:
+        models = ()
+
+    def fails(_body: bytes) -> dict[str, Any]:
+        raise MemoryError
+
+    monkeypatch.setattr(model_endpoints, "decoded_files", fails)
+    worker: Any = NoWorker()
+    endpoints = ModelEndpoints(worker, ApiKeys(()), cast(Any, None), Limits())
+    assert asyncio.run(_answered(endpoints, worker)).status == 500
