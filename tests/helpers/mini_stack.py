@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -81,6 +82,7 @@ _OF_THE_WORKER = (
 )
 _LONGEST_TURN_S = 0.02
 _PIECE_S = 0.5  # of `let_pass`: shorter than any timeout that a test sets
+_MOMENT_S = 0.001  # of a turn in which the device computes
 _TURNS_PER_PIECE = 8  # enough to send a ping, and for a second beat
 
 
@@ -545,6 +547,16 @@ class MiniStack:
         while not condition():
             patience.check()
             self.step()
+            self._leave_it_to_the_device()
+
+    def _leave_it_to_the_device(self) -> None:
+        """Wait for the thread that computes for a moment. It takes the GIL before and after each of
+        torch's operators, which a loop that never blocks leaves it every 5 ms alone.
+        """
+        if self.core is not None and self.core.engine._in_flight:
+            device = self.core.engine._runner.fileno()
+            if device is not None:
+                select.select([device], [], [], _MOMENT_S)
 
     def pass_time(self, seconds: float) -> None:
         """Advance the clock of the worker and the clients at once, as if all had slept."""
