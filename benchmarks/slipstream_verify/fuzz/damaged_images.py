@@ -39,7 +39,7 @@ def _chunk(kind: bytes, data: bytes = b"") -> bytes:
 
 
 def _png(width: int, height: int) -> bytes:
-    """Of one row of pixels, whatever its header says: decoders find it cut off."""
+    """A PNG with one row of pixels, fewer than its header says: decoders find it cut off."""
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     pixels = zlib.compress(bytes(1 + min(width, 2**16)))
     parts = (_chunk(b"IHDR", header), _chunk(b"IDAT", pixels), _chunk(b"IEND"))

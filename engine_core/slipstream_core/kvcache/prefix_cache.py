@@ -30,7 +30,7 @@ _U32 = np.dtype("<u4")
 _NO_BLOCKS: Int32s = np.empty(0, np.int32)
 
 BlockMarks = Callable[[int, int], Sequence[bytes]]
-"""What besides tokens is in a request's blocks [start, stop), for each of them."""
+"""The bytes in which a request's blocks [start, stop) differ besides tokens, for each of them."""
 
 
 def next_digest(before: bytes, block_tokens: bytes) -> bytes:

@@ -30,7 +30,7 @@ _SILENT_S = 120.0  # of a process that neither answers nor exceeds its processor
 _MAX_ANSWER_BYTES = 2**31
 
 Arrays = dict[str, npt.NDArray[np.generic]]
-"""What a model's own processor makes of an image, by the model's arguments."""
+"""The tensors that a processor makes of an image, by name of the model's argument."""
 
 
 class ImageError(ValueError):

@@ -38,7 +38,7 @@ from slipstream_ipc.validation.media import pixel_limit
 
 logger = logging.getLogger(__name__)
 
-_WITHDRAWN = Fault("engine", "its images were withdrawn")  # told to nobody
+_WITHDRAWN = Fault("engine", "its images were withdrawn")  # is not sent to a client
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class MediaPreparer:
                 self._remove(job)
                 self.num_jobs -= 1
                 self._is_suspect_next = False  # until the thread has looked
-                if not self.num_jobs:  # nobody would take what wakes the loop
+                if not self.num_jobs:  # the loop has nothing to take
                     self._clear_event()
             self._may_begin.notify()
 

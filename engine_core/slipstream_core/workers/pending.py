@@ -34,7 +34,7 @@ class ReadyAdmission:
     admit: Admit
     grammar: GrammarMatcher | CallMatcher | None = None
     fault: Fault | None = None  # in this case no room was reserved
-    media: MediaPlaces | None = None  # which whoever takes it releases
+    media: MediaPlaces | None = None  # released by the one that takes it
 
 
 class PendingAdmissions:

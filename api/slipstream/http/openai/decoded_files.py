@@ -66,4 +66,4 @@ def _decode(encoded: bytes, found: dict[str, MediaItem]) -> None:
         text = encoded.decode("ascii")
         found[text] = media_item("image", data_of_base64(text, ""))
     except (BadRequest, UnicodeDecodeError):
-        pass  # whoever reads the body says what is wrong
+        pass  # the reader of the body refuses it
