@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from slipstream_core.drafting.drafter import Drafts
 from slipstream_core.drafting.step_costs import StepCosts
+
+_MAX_ROWS_WEIGHED = 64
 
 
 class Guess(NamedTuple):
@@ -52,9 +54,15 @@ def joined(drafts: list[list[int]]) -> Drafts | None:
     return Drafts(lens, np.concatenate([np.array(each, np.int64) for each in drafts]))
 
 
-def pays(costs: StepCosts, num_rows: int, share: float) -> bool:
-    """True if a draft that is right so often makes a step of these rows worth its time."""
-    return costs.num_worthwhile(num_rows, np.array([share])) > 0
+def pays(costs: StepCosts, num_rows: int, shares: Sequence[float], most: int) -> bool:
+    """True if drafts make a step of `num_rows` rows worth its time.
+
+    shares: of each row that has drafts, `most` at most, how often one is right. All are weighed
+    together: a step takes long by tiles of rows, so that one draft alone may not pay where many do.
+    """
+    likeliest = np.array(sorted(shares, reverse=True)[:_MAX_ROWS_WEIGHED], np.float64)
+    values = np.sort(likeliest[:, None] ** np.arange(1, most + 1), axis=None)
+    return costs.num_worthwhile(num_rows, np.asarray(values[::-1], np.float64)) > 0
 
 
 def _by_row(drafts: Drafts) -> list[list[int]]:

@@ -67,12 +67,12 @@ class PredictionDrafter:
         self._awaits_tokens = False
         if not self._rows:
             return
-        most = 0.0
+        shares = []
         for row in rows.tolist():
             state = self._rows.get(row)
             if state is not None and _follow(state, row, tokens).foreseen(1):
-                most = max(most, state.share)
-        self._awaits_tokens = most > 0 and pays(self._costs, len(rows), most)
+                shares.append(state.share)
+        self._awaits_tokens = pays(self._costs, len(rows), shares, self._most)
 
     def propose(self, rows: RowSet, most: Int64s, num_beside: int) -> Drafts | None:
         """See Drafter."""

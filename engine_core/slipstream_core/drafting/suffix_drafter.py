@@ -77,19 +77,23 @@ class SuffixDrafter:
         self._other.observe(rows, ids, counts, tokens)
         self._tokens = tokens
         self._awaits_tokens = False
-        if not len(self._memory) or not pays(self._costs, len(rows), 1.0):
+        if not len(self._memory) or not self._pay([1.0] * len(rows), len(rows)):
             for state in self._rows.values():
                 state.place = None
             return
         if counts is None:
             counts = np.ones(len(rows), np.int64)
-        most, ends = 0.0, np.cumsum(counts)
+        shares, ends = [], np.cumsum(counts)
         for row, num, end in zip(rows.tolist(), counts.tolist(), ends.tolist(), strict=True):
             followed = self._rows.get(row)
             if followed is not None:
                 self._follow(row, followed, ids[end - num : end], tokens)
-                most = max(most, 0.0 if followed.place is None else followed.share)
-        self._awaits_tokens = most > 0 and pays(self._costs, len(rows), most)
+                if followed.place is not None:
+                    shares.append(followed.share)
+        self._awaits_tokens = self._pay(shares, len(rows))
+
+    def _pay(self, shares: list[float], num_rows: int) -> bool:
+        return pays(self._costs, num_rows, shares, self._most)
 
     def _follow(self, row: int, state: _Row, arrived: UInt32s, tokens: TokenLog) -> None:
         """Go on behind what arrived, in the answer that foresaw it or in another."""

@@ -75,7 +75,7 @@ class GrammarDrafter:
         if counts is None:
             counts = np.ones(len(rows), np.int64)
         ends = np.cumsum(counts)
-        may_pay = pays(self._costs, len(rows), 1.0)
+        may_pay = pays(self._costs, len(rows), [1.0] * len(rows), self._most)
         for at, row in enumerate(rows.tolist()):
             if row in self._rows:
                 self._compare(self._forced.pop(row, []), ids[ends[at] - counts[at] : ends[at]])
@@ -83,7 +83,9 @@ class GrammarDrafter:
                 forced = self._grammars.forced(row)[: self._most] if may_force else []
                 if forced:
                     self._forced[row] = forced
-        self._awaits_tokens = bool(self._forced) and pays(self._costs, len(rows), self._right_share)
+        longest = max(map(len, self._forced.values()), default=0)
+        shares = [self._right_share] * len(self._forced)
+        self._awaits_tokens = pays(self._costs, len(rows), shares, longest)
 
     def propose(self, rows: RowSet, most: Int64s, num_beside: int) -> Drafts | None:
         """See Drafter."""

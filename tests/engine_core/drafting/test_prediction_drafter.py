@@ -117,3 +117,12 @@ def test_a_closed_row_is_forgotten() -> None:
     rows.drafter.open(0, b"", len(PROMPT), ids())
     rows.sampled(TEXT[:1])
     assert rows.proposed() == [[]]
+
+
+def test_many_drafts_may_pay_where_one_alone_does_not() -> None:
+    costs = StepCosts([(1, 0.005), (8, 0.005), (9, 0.007), (16, 0.007), (17, 0.009), (40, 0.015)])
+    assert costs.num_worthwhile(8, np.ones(1)) == 0
+    rows = Rows(costs, [TEXT] * 8)
+    rows.sampled(*[[100]] * 8)
+    assert rows.drafter.awaits_tokens
+    assert all(rows.proposed())

@@ -4,6 +4,7 @@ root, and bounded in bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
@@ -108,8 +109,13 @@ def test_nothing_crosses_roots_and_bytes_are_bounded(rng: Random) -> None:
 class Rows:
     """A drafter and the histories of its rows, all in one step."""
 
-    def __init__(self, memory: AnswerMemory, prompts: dict[int, tuple[bytes, UInt32s]]) -> None:
-        costs, self.log = StepCosts(), TokenLog()
+    def __init__(
+        self,
+        memory: AnswerMemory,
+        prompts: dict[int, tuple[bytes, UInt32s]],
+        measured: Sequence[tuple[int, float]] = (),
+    ) -> None:
+        costs, self.log = StepCosts(measured), TokenLog()
         own = NgramDrafter(
             num_speculative_tokens=4, prompt_lookup_min=2, prompt_lookup_max=4, costs=costs
         )
@@ -168,3 +174,15 @@ def test_where_no_draft_is_worth_its_time_nothing_is_looked_up() -> None:
     rows.arrive(*[ids(100)] * 200)
     assert not rows.drafter.awaits_tokens
     assert rows.proposed() == [[]] * 200
+
+
+def test_many_drafts_may_pay_where_one_alone_does_not() -> None:
+    """Steps take as long as their tiles of rows: here a ninth row costs as much as eight more."""
+    memory = AnswerMemory(1 << 20)
+    memory.add(b"a", PROMPT, ANSWER)
+    measured = [(1, 0.005), (8, 0.005), (9, 0.007), (16, 0.007), (17, 0.009), (40, 0.015)]
+    assert StepCosts(measured).num_worthwhile(8, np.ones(1)) == 0
+    rows = Rows(memory, dict.fromkeys(range(8), (b"a", PROMPT)), measured)
+    rows.arrive(*[ids(100)] * 8)
+    assert rows.drafter.awaits_tokens
+    assert all(rows.proposed())

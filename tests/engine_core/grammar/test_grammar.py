@@ -831,6 +831,20 @@ def test_a_grammar_decides_once_it_has_begun() -> None:
     assert rows.decides(0)
 
 
+def test_a_forced_text_may_pay_where_one_token_of_it_does_not() -> None:
+    rows, tokens = one_row(FORCING[0], [])
+    costs = StepCosts([(1, 0.005), (2, 0.012), (8, 0.012)])
+    assert costs.num_worthwhile(1, np.ones(1)) == 0
+    drafter = GrammarDrafter(Silent(), rows, num_speculative_tokens=8, costs=costs)
+    drafter.open(0, b"", 2, np.empty(0, np.uint32))
+    ids = np.array(TOKENIZER.encode("{").ids, np.uint32)
+    tokens.extend(0, ids)
+    everything = RowSet(np.zeros(1, np.int64))
+    drafter.observe(everything, ids, np.ones(1, np.int64), tokens)
+    assert drafter.awaits_tokens
+    assert drafter.propose(everything, np.full(1, 9), 0) is not None
+
+
 class Silent:
     """A drafter that foresees nothing."""
 
