@@ -118,6 +118,15 @@ def draft_with(stack: MiniStack, drafter: Any) -> None:
     )
 
 
+def give_costs(stack: MiniStack) -> None:
+    """All drafters know the same times of steps, not those of this machine at this moment."""
+    assert stack.core is not None
+    drafter: Any = stack.core.scheduler._drafter  # type: ignore[attr-defined]
+    while drafter is not None:
+        drafter._costs = StepCosts()
+        drafter = getattr(drafter, "_other", None)
+
+
 def drafts_of(stack: MiniStack) -> tuple[int, int]:
     """Tokens drafted, and right."""
     assert stack.core is not None
@@ -266,9 +275,7 @@ def test_text_that_repeats_nothing_keeps_steps_that_are_planned_ahead(
         stack = make_stack(model=str(MODEL_PATH), **settings)
         assert stack.core is not None
         engine: Any = stack.core.engine
-        scheduler: Any = stack.core.scheduler
-        if config is not None:  # not those of this machine at this moment
-            scheduler._drafter._other._costs = StepCosts()
+        give_costs(stack)
         ahead: list[bool] = []
         launch = engine._runner.launch
 
@@ -295,10 +302,7 @@ def test_answers_given_before_are_drafted_where_prefixes_are_shared_alone(
     torch.set_num_threads(1)
     config = structs.replace(DRAFTS, method="suffix", num_speculative_tokens=16)
     stack = make_stack(model=str(MODEL_PATH), **SETTINGS | {"speculative_config": config})
-    assert stack.core is not None
-    drafter: Any = stack.core.scheduler._drafter  # type: ignore[attr-defined]
-    for each in (drafter, drafter._other, drafter._other._other):
-        each._costs = StepCosts()  # not those of this machine at this moment
+    give_costs(stack)
     client, answers, right = stack.client(), [], []
     # what repeats nothing, so own text foresees nothing
     kind = {"temperature": 4.0, "max_tokens": 100, "min_tokens": 100, "ignore_eos": True, "seed": 9}
