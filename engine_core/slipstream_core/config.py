@@ -79,6 +79,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     for its classes.
     `served_model_name` is the name that clients see; by default `model`. `aliases` are other names
     that they may use.
+    `tokenizer` is the folder or hub id of the tokenizer that prompts and texts are made with (None:
+    the model's own).
     `kv_cache_gib` bounds the cache on the CPU, `gpu_memory_utilization` is the fraction of a card's
     memory that this core may use in all; `num_blocks` overrides both.
     `state_cache_gib` is the part of the CPU's cache for the recurrent states that the prefix cache
@@ -132,6 +134,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     convert: Literal["auto", "none", "embed", "classify"] = "auto"
     served_model_name: str | None = None
     aliases: tuple[str, ...] = ()
+    tokenizer: str | None = None
     address: str  # ipc:// endpoint the worker connects to
     incarnation: Annotated[int, Meta(ge=0)] = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

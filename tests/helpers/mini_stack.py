@@ -438,6 +438,8 @@ class MiniStack:
         model: str,
         tokenizer: object,
         detokenizers: DetokenizerFactory,
+        *,
+        core_tokenizer: str | None = None,
         **settings: object,
     ) -> None:
         self.directory = directory
@@ -458,6 +460,7 @@ class MiniStack:
         self._worker_settings.update(store)  # for worker and core
         self._core_settings: dict[str, object] = {
             "model": model,
+            "tokenizer": core_tokenizer,
             "max_num_seqs": 64,
             "max_model_len": 512,
             **settings,

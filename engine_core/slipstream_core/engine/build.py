@@ -284,7 +284,9 @@ def assemble_core(
         images = MediaPreparer(info.encoder, card, info.media, note)
         poller.register(images.fileno(), zmq.POLLIN)
     compiler = GrammarCompiler(
-        lambda: Vocabulary(find_tokenizer(config.model), info.vocab_size, info.eos_token_ids)
+        lambda: Vocabulary(
+            find_tokenizer(config.tokenizer or config.model), info.vocab_size, info.eos_token_ids
+        )
     )
     poller.register(compiler.fileno(), zmq.POLLIN)
     max_loras = 0 if config.lora is None else config.lora.max_loras

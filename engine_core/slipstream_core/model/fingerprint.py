@@ -47,6 +47,8 @@ def fingerprint_of(config: CoreConfig, info: ModelInfo) -> bytes:
         digest.update(msgspec.json.encode(config.engine_args, order="deterministic"))
     if config.hf_overrides:
         digest.update(msgspec.json.encode(config.hf_overrides, order="deterministic"))
+    if config.tokenizer is not None:
+        digest.update(fingerprint_of_files(config.tokenizer))
     if config.quantization is not None:
         digest.update(config.quantization.encode())
     if config.kv_cache_dtype != "auto":

@@ -193,9 +193,11 @@ def _why_other_files(model: str, draft: str) -> str | None:
     )
 
 
-def check_draft_model(model: LoadedModel, draft: LoadedModel) -> None:
-    """Raises ModelLoadError where the one cannot draft for the other."""
+def check_draft_model(model: LoadedModel, draft: LoadedModel, tokenizer: str | None = None) -> None:
+    """Raises ModelLoadError where the one cannot draft for the other. tokenizer: the folder or hub
+    id of the one that is used in place of the model's own.
+    """
     sizes = model.vocab_size, draft.vocab_size
-    why = why_not(model, draft) or why_other_tokens(model.name, draft.name, sizes)
+    why = why_not(model, draft) or why_other_tokens(tokenizer or model.name, draft.name, sizes)
     if why is not None:
         raise ModelLoadError(model.name, f"speculative_config.model is {draft.name!r}, but {why}")

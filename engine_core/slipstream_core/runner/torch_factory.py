@@ -201,7 +201,7 @@ def load_draft_model(
         trust_remote_code=config.trust_remote_code,
         generation_config="vllm",
     )
-    check_draft_model(model, draft)
+    check_draft_model(model, draft, config.tokenizer)
     return draft
 
 

@@ -497,6 +497,21 @@ def test_models(model, tokenizer, core_loads, worker_loads):
         assert found[0] == core_loads
 
 
+@pytest.mark.parametrize(
+    ("model", "tokenizer", "told"),
+    [
+        (None, None, None),
+        (DEMO, DEMO, None),
+        ("simulated:", DEMO, None),
+        ("random:qwen3-0.6b", DEMO, DEMO),
+    ],
+)
+def test_a_core_is_told_of_a_tokenizer_in_place_of_the_models(tmp_path, model, tokenizer, told):
+    settings = settings_from({"model": model, "tokenizer": tokenizer})
+    core = msgspec.json.decode(plan_stack(settings, tmp_path).children[0].config)
+    assert core["tokenizer"] == told
+
+
 def test_a_relative_folder_is_the_callers(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").touch()

@@ -69,6 +69,14 @@ def test_dtype_counts(folder: Path) -> None:
     assert of(str(folder)) != of(str(folder), dtype="bfloat16")
 
 
+def test_a_tokenizer_in_place_of_the_models_counts(folder: Path, tmp_path_factory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (other / "tokenizer.json").write_text("{}")
+    found = of(str(folder)), of(str(folder), tokenizer=str(other))
+    (other / "tokenizer.json").write_text("[]")
+    assert len({*found, of(str(folder), tokenizer=str(other))}) == 3
+
+
 def test_the_speed_of_a_simulated_model_does_not_count() -> None:
     assert of("simulated:step_ms=1") == of("simulated:step_ms=2,prefill_us=0")
     assert of("simulated:mode=chain") != of("simulated:")

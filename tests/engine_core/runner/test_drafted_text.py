@@ -325,10 +325,17 @@ def test_draft_models_that_cannot_be(tmp_path: Path) -> None:
         given.save(str(folder / "tokenizer.json"))
     with pytest.raises(ModelLoadError, match="'a' is 0 in the one and 1 in the other; allowed is"):
         check_draft_model(llama, small)
+    check_draft_model(llama, small, str(folders["small"]))  # in place of the model's own
+    (folders["OPT"] / "tokenizer.json").write_bytes(
+        (folders["Llama"] / "tokenizer.json").read_bytes()
+    )
     (folders["Llama"] / "tokenizer.json").write_bytes(
         (folders["small"] / "tokenizer.json").read_bytes() + b"\n"
     )
     check_draft_model(llama, small)  # as files they differ
+    config = CoreConfig(model="", address="", tokenizer=str(folders["OPT"]))
+    with pytest.raises(ModelLoadError, match="'a' is 0 in the one and 1 in the other; allowed is"):
+        load_draft_model(llama, str(folders["small"]), config)
     with pytest.raises(ModelLoadError, match=r"nothing is drafted of .*OPT: drafts are verified"):
         load(architectures["OPT"], folders["OPT"], draft=small)
     on_card = dataclasses.replace(llama, device=torch.device("cuda"))

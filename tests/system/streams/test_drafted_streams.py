@@ -4,10 +4,12 @@ what they say without, whichever of core and worker dies.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -227,6 +229,21 @@ def test_a_draft_model_and_deaths_beside_it_change_nothing(
     assert has_drafted(stack)
     assert stack.core.numbers().counters.draft_s > 0
     assert "the draft model failed, and drafts no more for" in caplog.text
+
+
+def test_a_tokenizer_in_place_of_the_models_is_that_of_drafts_and_grammars(
+    make_stack: Callable[..., MiniStack], prompts: list[list[int]], tmp_path: Path
+) -> None:
+    """The model's folder has none: nothing could be drafted, and no grammar compiled."""
+    torch.set_num_threads(1)
+    for path in MODEL_PATH.iterdir():
+        if path.name != "tokenizer.json":
+            (tmp_path / path.name).symlink_to(path)
+    settings = SETTINGS | {"speculative_config": BY_MODEL, "core_tokenizer": str(MODEL_PATH)}
+    stack = make_stack(model=str(tmp_path), **settings)
+    stream = stack.client().submit(prompts[0], structured_outputs=COMPACT, max_tokens=NUM_OUTPUTS)
+    stack.until(partial(are_over, [stream]))
+    assert json.loads(stream.text).keys() == {"value", "description"}
 
 
 def test_steps_with_drafts_are_sent_in_c_as_others_are(

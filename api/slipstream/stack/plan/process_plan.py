@@ -109,12 +109,14 @@ def plan_stack(
     except ValueError as error:
         raise wrong_option("runtime_dir", str(runtime_dir), "a shorter absolute path") from error
     model, tokenizer = with_gguf_folder(settings, model, tokenizer, environment)
+    is_own = tokenizer == model or model.startswith(SIMULATED)  # whose options name theirs
     children = [
         child_spec(
             CORE,
             "slipstream_core.main",
             {
                 **core_config(settings, model),
+                "tokenizer": None if is_own else tokenizer,
                 "address": core_address,
                 "runtime_dir": str(runtime_dir),
                 "trace": trace,
