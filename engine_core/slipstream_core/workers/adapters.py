@@ -33,7 +33,7 @@ class AdapterVersion:
     place: int
     num_streams: int = 0  # admitted or pending, until they are over
     kept_until: float | None = None  # monotonic; None: it is served
-    free_after: int | None = None  # a step: the last that may read the place; None: not looked at
+    free_after: int = 0  # a step: the last that may read the place, where no stream has it
 
 
 class Adapters:
@@ -105,7 +105,6 @@ class Adapters:
         if spec.adapter:
             version = self._version_of(spec)
             version.num_streams += 1
-            version.free_after = None
 
     def release(self, spec: RequestSpec) -> None:
         """It is not any more."""
@@ -113,6 +112,8 @@ class Adapters:
             version = self._version_of(spec)
             assert version.num_streams > 0
             version.num_streams -= 1
+            if not version.num_streams:
+                version.free_after = self.launched_step
 
     def _version_of(self, spec: RequestSpec) -> AdapterVersion:
         return self._versions[spec.adapter, spec.adapter_digest]
@@ -144,15 +145,15 @@ class Adapters:
         """
         version, before = self._versions[name, digest], self._served.get(name)
         version.ref = AdapterRef(name, path, digest)
-        version.kept_until = version.free_after = None
+        version.kept_until = None
         self._served[name] = version
         if before is None or before is version:
             return 0
-        return _retire(before, now + linger_s)
+        return self._retire(before, now + linger_s)
 
     def forget(self, name: str, now: float, linger_s: float = LINGER_S) -> int:
         """Serve a name no longer; returns how many streams go on with what it was."""
-        return _retire(self._served.pop(name), now + linger_s)
+        return self._retire(self._served.pop(name), now + linger_s)
 
     def check_room(self, name: str, adapter: LoadedAdapter, most_bytes: float) -> None:
         """Raises AdapterError without a place, or memory of `most_bytes` in all, for an adapter.
@@ -186,8 +187,6 @@ class Adapters:
         for key, version in list(self._versions.items()):
             if version.kept_until is None or version.num_streams or now < version.kept_until:
                 continue
-            if version.free_after is None:
-                version.free_after = self.launched_step
             if self.collected_step >= version.free_after:
                 assert self._store is not None
                 self._store.clear(version.place)
@@ -195,7 +194,8 @@ class Adapters:
                 del self._versions[key]
                 yield version.ref
 
-
-def _retire(version: AdapterVersion, kept_until: float) -> int:
-    version.kept_until = kept_until
-    return version.num_streams
+    def _retire(self, version: AdapterVersion, kept_until: float) -> int:
+        version.kept_until = kept_until
+        if not version.num_streams:
+            version.free_after = self.launched_step
+        return version.num_streams
