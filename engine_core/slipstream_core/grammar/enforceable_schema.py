@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
@@ -175,9 +175,14 @@ def _spell_names_once(
             for schema in plain:
                 _spell_once(document, schema, None)
             return
-        shared: Mapping[int, _Names]
-        for shared in ({}, _names_of_objects(document, schemas)):
-            before = [(each, dict(each)) for each in known]
+        before = [(each, dict(each)) for each in schemas]
+        for are_shared in (False, True):
+            shared: Mapping[int, _Names] = {}
+            if are_shared:
+                objects = _objects(document, schemas)
+                for of_one in objects:
+                    _divide_patterns(of_one)
+                shared = _shared_names(objects)
             is_spelled = all(_spell_once(document, each, shared.get(id(each))) for each in known)
             if is_spelled and not why_not(document.root):
                 return
@@ -196,10 +201,8 @@ def _spell_names_once(
             return
 
 
-def _names_of_objects(document: SchemaDocument, schemas: Iterable[Schema]) -> dict[int, _Names]:
-    """The names of all schemas that may apply to one object, by the id of each of these schemas,
-    where they are several.
-    """
+def _objects(document: SchemaDocument, schemas: Iterable[Schema]) -> list[list[Schema]]:
+    """The schemas that may apply to one object, for each object."""
     object_of = {id(schema): id(schema) for schema in schemas}
 
     def found(number: int) -> int:
@@ -226,17 +229,52 @@ def _names_of_objects(document: SchemaDocument, schemas: Iterable[Schema]) -> di
                 if found(one) != found(id(each)):
                     object_of[found(id(each))] = found(one)
                     is_joined = True
-    names: dict[int, list[_Names]] = {}
+    objects: dict[int, list[Schema]] = {}
     for schema in schemas:
-        names.setdefault(found(id(schema)), []).append(_known_names(schema))
-    joined = {
-        number: _Names(
-            *(tuple(dict.fromkeys(itertools.chain(*each))) for each in zip(*of_one, strict=True))
-        )
-        for number, of_one in names.items()
-        if len(of_one) > 1
-    }
-    return {each: joined[found(each)] for each in object_of if found(each) in joined}
+        objects.setdefault(found(id(schema)), []).append(schema)
+    return list(objects.values())
+
+
+def _shared_names(objects: Iterable[Sequence[Schema]]) -> dict[int, _Names]:
+    """The names of all schemas of an object, by the id of each of them, where they are several."""
+    shared: dict[int, _Names] = {}
+    for schemas in objects:
+        if len(schemas) > 1:
+            each_names = zip(*map(_known_names, schemas), strict=True)
+            names = _Names(*(tuple(dict.fromkeys(itertools.chain(*each))) for each in each_names))
+            shared |= {id(schema): names for schema in schemas}
+    return shared
+
+
+def _divide_patterns(schemas: Sequence[Schema]) -> None:
+    """Write a pattern of an object's schemas as one for each of some names, and one for the rest of
+    what it takes: names that a schema without it has itself beside a schema of all others. That
+    one is to be a pattern's, too, which must not take what the schema says of its own names.
+    """
+    patterns = dict.fromkeys(itertools.chain(*(each.get(_PATTERNS) or () for each in schemas)))
+    for pattern in patterns:
+        literal = _LITERAL.fullmatch(pattern)
+        if literal and literal[2]:
+            continue
+        names = {
+            name: None
+            for schema in schemas
+            if pattern not in (schema.get(_PATTERNS) or ())
+            and schema.get(_MORE, True) is not False
+            and not _is_any(schema.get(_MORE, True))
+            for name in schema.get("properties") or ()
+            if takes(pattern, name)
+        }
+        outside = names_outside((), [pattern]) if names else None
+        rest = None if outside is None else names_outside(names, [outside] if outside else ())
+        if rest is None:
+            continue
+        for schema in schemas:
+            own = dict(schema.get(_PATTERNS) or {})
+            if pattern in own:
+                value = own.pop(pattern)
+                parts = [f"{_literal(name)}$" for name in names] + ([rest] if rest else [])
+                schema[_PATTERNS] = dict.fromkeys(parts, value) | own
 
 
 def _known_names(schema: Schema) -> _Names:

@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -652,7 +652,25 @@ def objects(draw: st.DrawFn, depth: int = 0) -> dict[str, Any]:
     return found
 
 
+# a pattern of one schema takes a name that another has itself, beside strings for all others
+NAMED_AND_TAKEN = {
+    "type": "object",
+    "properties": {"a": INTEGER, "b": INTEGER, "c": INTEGER},
+    "additionalProperties": {"type": "string"},
+}
+
+
 @settings(max_examples=60)
+@example(
+    {
+        "type": "object",
+        "required": ["c"],
+        "allOf": [{**NAMED_AND_TAKEN, "allOf": [{"patternProperties": {"c$": True}}]}],
+    },
+    {"c": 1, "dc": "x"},
+)
+@example({**NAMED_AND_TAKEN, "allOf": [{"patternProperties": {"^b": True}}]}, {"b": 1, "bc": "x"})
+@example({**NAMED_AND_TAKEN, "allOf": [{"patternProperties": {".*": True}}]}, {"b": 1, "d": "x"})
 @given(objects(), st.dictionaries(NAMES, VALUES, max_size=4))
 def test_open_objects_allow_what_the_library_does(
     schema: dict[str, Any], value: dict[str, Any]
