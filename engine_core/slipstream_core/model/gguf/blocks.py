@@ -2,7 +2,7 @@
 
 A block is some half-precision scales and the codes of 32 or 256 neighbouring values, packed as
 ggml's `ggml-common.h` says. Nothing is computed here but the order of bits; what codes stand for
-is in `weights.formats`.
+is in `kernels/codes/formats.py`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ Order = npt.NDArray[np.int64]
 _AT_ONCE_BYTES = 1 << 24
 _EXPONENT, _E8M0_NAN = np.uint8(0x7C), np.uint8(0xFF)  # of a half's high byte; of MXFP4's scales
 _SCALES = {  # where halves begin in a block
-    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL"), (0,)),
+    **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
     "Q6_K": (208,),
 }
 _SIX, _FOUR, _TOP = np.uint8(0x3F), np.uint8(0x0F), np.uint8(0x30)  # masks of K-quants' factors
+_MIDDLE = np.uint8(32)  # of factors of 6 bits with a sign
 
 
 def is_coded(tensor: Tensor) -> bool:
@@ -37,16 +40,16 @@ def is_coded(tensor: Tensor) -> bool:
     return tensor.type.name in _WAYS
 
 
-def coded_matrix(tensor: Tensor, order: Order | None = None) -> CodedMatrix:
+def coded_matrix(tensor: Tensor) -> CodedMatrix:
     """The matrix [N, K] of a tensor that is coded; of more dimensions, all but the last are N.
 
-    order: the file's row for each row, by default as they are. The file stays mapped.
+    The file stays mapped.
     """
     form, way = _WAYS[tensor.type.name]
     mapped = tensor.read()
 
     def read(rows: Rows) -> Codes:
-        some = mapped[rows] if order is None else mapped[order[rows]]
+        some = mapped[rows]
         return way(np.ascontiguousarray(some).reshape(len(some), -1, tensor.type.block_bytes))
 
     return CodedMatrix(form, prod(tensor.shape[:-1]), tensor.shape[-1], read)
@@ -99,6 +102,25 @@ def _q8_0(blocks: Bytes) -> Codes:
     return Codes(_flat(blocks[..., 2:]).view(np.int8), _half(blocks, 0))
 
 
+def _q2_k(blocks: Bytes) -> Codes:
+    factors = blocks[..., :16]
+    return Codes(
+        _flat(_bits(blocks[..., 16:80], 32, 2)),
+        _half(blocks, 80),
+        _flat(factors & _FOUR).view(np.int8),
+        -_half(blocks, 82),
+        _flat(factors >> np.uint8(4)).view(np.int8),
+    )
+
+
+def _q3_k(blocks: Bytes) -> Codes:
+    low = _flat(_bits(blocks[..., 32:96], 32, 2))
+    high = _flat(_bits(blocks[..., :32], 32, 1))
+    factors = _bits(blocks[..., 96:104], 8, 4).reshape(*blocks.shape[:2], -1)
+    factors |= _bits(blocks[..., 104:108], 4, 2).reshape(factors.shape) << np.uint8(4)
+    return Codes(low | high << np.uint8(2), _half(blocks, 108), _centred(factors))
+
+
 def _q4_k(blocks: Bytes) -> Codes:
     return _with_factors(blocks, _flat(_bits(blocks[..., 16:], 32, 4)))
 
@@ -114,6 +136,14 @@ def _q6_k(blocks: Bytes) -> Codes:
     high = _flat(_bits(blocks[..., 128:192], 32, 2))
     factors = _flat(blocks[..., 192:208]).view(np.int8)
     return Codes(low | high << np.uint8(4), _half(blocks, 208), factors)
+
+
+def _iq4_xs(blocks: Bytes) -> Codes:
+    low = _bits(blocks[..., 4:8], 1, 4).reshape(*blocks.shape[:2], -1)
+    high = _bits(blocks[..., 2:4], 1, 2).reshape(low.shape)
+    return Codes(
+        _flat(_bits(blocks[..., 8:], 16, 4)), _half(blocks, 0), _centred(low | high << np.uint8(4))
+    )
 
 
 def _mxfp4(blocks: Bytes) -> Codes:
@@ -134,6 +164,11 @@ def _with_factors(blocks: Bytes, codes: Bytes) -> Codes:
         -_half(blocks, 2),
         _flat(offsets).view(np.int8),
     )
+
+
+def _centred(factors: Bytes) -> npt.NDArray[np.int8]:
+    """Factors of 6 bits, which stand for -32 to 31."""
+    return _flat(factors - _MIDDLE).view(np.int8)
 
 
 def _half(blocks: Bytes, at: int) -> npt.NDArray[Any]:
@@ -173,9 +208,12 @@ _WAYS: dict[str, tuple[Format, Callable[[Bytes], Codes]]] = {
     "Q5_0": (formats.Q5_0, _q5_0),
     "Q5_1": (formats.Q5_1, _q5_1),
     "Q8_0": (formats.Q8_0, _q8_0),
+    "Q2_K": (formats.Q2_K, _q2_k),
+    "Q3_K": (formats.Q3_K, _q3_k),
     "Q4_K": (formats.Q4_K, _q4_k),
     "Q5_K": (formats.Q5_K, _q5_k),
     "Q6_K": (formats.Q6_K, _q6_k),
     "IQ4_NL": (formats.IQ4_NL, _q4_0),
+    "IQ4_XS": (formats.IQ4_XS, _iq4_xs),
     "MXFP4": (formats.MXFP4, _mxfp4),
 }

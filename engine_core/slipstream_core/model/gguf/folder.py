@@ -23,7 +23,11 @@ from typing import Any
 
 import msgspec
 
-from slipstream_core.model.gguf.architectures import architecture_of, read_config
+from slipstream_core.model.gguf.architectures import (
+    architecture_of,
+    num_drafting_blocks,
+    read_config,
+)
 from slipstream_core.model.gguf.metadata import Metadata
 from slipstream_core.model.gguf.names import UnknownTensorError, parameters_of
 from slipstream_core.model.gguf.reader import GGUFError, GGUFModel, read_gguf
@@ -32,7 +36,7 @@ from slipstream_ipc.cache_folder import user_cache
 
 Json = dict[str, Any]
 
-_WAY = 1  # of unfolding: counted up when the same file becomes another folder
+_WAY = 2  # of unfolding: counted up when the same file becomes another folder
 _ELSEWHERE = "set XDG_CACHE_HOME to a folder that can be written"
 _MAX_UNUSED_S = 30 * 24 * 3600
 _MAX_BYTES = 1 << 30  # of all folders
@@ -188,7 +192,8 @@ def _files(model: GGUFModel, overrides: Overrides) -> dict[str, bytes]:
         config = _read_json(model.files[0], overrides.config / "config.json")
     try:
         text = config.get("text_config", config)
-        list(parameters_of(architecture, model.tensors, text["num_hidden_layers"]))
+        num_drafting = num_drafting_blocks(model)
+        list(parameters_of(architecture, model.tensors, text["num_hidden_layers"], num_drafting))
     except UnknownTensorError as error:
         raise GGUFError(model.files[0], f"has {error}") from None
     except (KeyError, TypeError) as error:

@@ -74,6 +74,28 @@ class Metadata:
         listed: list[float] = found.tolist()
         return listed
 
+    def whole_numbers(self, key: str, count: int, default: int | None = None) -> list[int]:
+        """So many whole numbers from 0 on: the first of a list, or one in place of all."""
+        found = self._values.get(key)
+        if not isinstance(found, np.ndarray):
+            return [self.integer(key, default)] * count
+        self._taken.add(key)
+        if found.dtype.kind not in "iu" or len(found) < count or (found < 0).any():
+            raise self.error(f"has no list of {count} whole numbers in {key!r}")
+        listed: list[int] = found[:count].tolist()
+        return listed
+
+    def flags(self, key: str) -> list[bool] | None:
+        """A list of truths; None where there is none."""
+        found = self._values.get(key)
+        self._taken.add(key)
+        if found is None:
+            return None
+        if not isinstance(found, np.ndarray) or found.dtype.kind != "b":
+            raise self.error(f"has no list of truths in {key!r}")
+        listed: list[bool] = found.tolist()
+        return listed
+
     def has(self, key: str) -> bool:
         """True if there is such a key; it does not count as taken."""
         return key in self._values
