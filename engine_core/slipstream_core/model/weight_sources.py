@@ -35,8 +35,7 @@ from slipstream_core.model.coded_model import (
     quantised_bytes,
 )
 from slipstream_core.model.gguf.folder import hold
-from slipstream_core.model.gguf.reader import part_files
-from slipstream_core.model.gguf.weights import load_weights
+from slipstream_core.model.gguf.weights import coded_bytes, load_weights
 from slipstream_core.model.host_memory import unmapped_bytes
 from slipstream_core.model.hub import Source, incomplete, local_folder
 from slipstream_core.model.leftover_tensors import refuse_leftovers
@@ -175,7 +174,7 @@ class _GGUF:
         wanted = self._wanted
         total = wanted.num_parameters * wanted.dtype.itemsize
         if self._coded:
-            total += sum(each.stat().st_size for each in part_files(self._file))
+            total += coded_bytes(wanted.name, self._file)
             total -= wanted.dtype.itemsize * _num_in(wanted.shell, self._coded)
         return total, total
 

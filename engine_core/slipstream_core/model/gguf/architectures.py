@@ -32,6 +32,13 @@ _LAYERS_OF_GEMMA_2_27B, _LAYERS_OF_GEMMA_3_27B = 46, 62
 _GEMMA_3_FULL = 6  # every sixth layer attends to all
 _HYBRIDS = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "lfm2", "lfm2moe")
 _LATENT = ("deepseek2",)
+_KINDS_OF_NEMOTRON = {
+    "ssm_in": "linear_attention",
+    "attn_q": "full_attention",
+    "ffn_up_exps": "moe",
+    "ffn_up": "mlp",
+}
+_DENSE_UP = ".ffn_up.weight"
 _LAYER_NORMS = ("cohere2", "starcoder2", "nemotron_h", "nemotron_h_moe")  # by their epsilon's name
 _EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 _SOFTMAX, _SIGMOID = 1, 2  # of the scores by which experts are chosen
@@ -151,7 +158,7 @@ def _common(header: Header) -> Config:
 
 
 def _epsilon(header: Header) -> Config:
-    """What norms add, under the names that configurations have for it."""
+    """The epsilon of norms, under the names that configurations have for it."""
     rms, usual = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
     if header.architecture in _LAYER_NORMS:
         header.ignore(rms)
@@ -160,7 +167,7 @@ def _epsilon(header: Header) -> Config:
 
 
 def _one(header: Header, key: str, default: int | None) -> int:
-    """What a key says of all blocks, or, in hybrids, of those that it does not say 0 of."""
+    """The number that a key has for all blocks, or, in hybrids, for those with another than 0."""
     said = set(header.per_block(key, default))
     if header.architecture in _HYBRIDS:
         said -= {0}
@@ -189,6 +196,11 @@ def _llama(header: Header) -> Config:
     window = header.integer("attention.sliding_window", 0, least=0) or None
     num_experts = header.integer("expert_count", 0, least=0)
     used = header.integer("expert_used_count", 0, least=0)
+    if bool(used) != bool(num_experts) or bool(used) != header.has_tensor("ffn_gate_inp"):
+        raise header.metadata.error(
+            f"has {num_experts} experts in 'llama.expert_count' and {used} in "
+            "'llama.expert_used_count', which do not go with its tensors"
+        )
     if num_experts or window:
         # Mistral's first models; those after them are Llamas but for their name
         del config["attention_bias"], config["mlp_bias"]
@@ -646,20 +658,16 @@ def _falcon_h1(header: Header) -> Config:
 
 
 def _nemotron_h(header: Header) -> Config:
-    kv, widths = (
-        header.per_block(key) for key in ("attention.head_count_kv", "feed_forward_length")
-    )
+    """Blocks are what their tensors are: converters have said of dense ones that they are none."""
+    kinds = [_kind_of_block(header, block) for block in range(header.num_blocks)]
+    inner = [each.shape[0] for name, each in header.tensors.items() if name.endswith(_DENSE_UP)]
     # positions do not count, whatever the converter says of them
     header.metadata.ignore_prefix(f"{header.architecture}.rope.")
-    sizes, has_experts = _mamba(header), header.architecture.endswith("_moe")
-    mlp = "moe" if has_experts else "mlp"
+    sizes = _mamba(header)
     config: Config = {
         "model_type": "nemotron_h",
         "architectures": ["NemotronHForCausalLM"],
-        "layers_block_type": [
-            "full_attention" if attends else mlp if width else "linear_attention"
-            for attends, width in zip(kv, widths, strict=True)
-        ],
+        "layers_block_type": kinds,
         "mlp_hidden_act": "relu2",
         "mamba_hidden_act": "silu",
         "attention_bias": header.has_bias(),
@@ -671,13 +679,22 @@ def _nemotron_h(header: Header) -> Config:
         "n_groups": sizes["groups"],
         "ssm_state_size": sizes["state"],
         "conv_kernel": sizes["kernel"],
-    }
-    if has_experts:
+    } | ({"intermediate_size": inner[0]} if inner else {})
+    if "moe" not in kinds:
+        header.metadata.ignore_prefix(f"{header.architecture}.expert_")
+    else:
         config |= _routed(header)
         key = "expert_shared_feed_forward_length"
         config["moe_shared_expert_intermediate_size"] = header.integer(key)
         config["moe_latent_size"] = header.integer("moe_latent_size", 0, least=0) or None
     return config
+
+
+def _kind_of_block(header: Header, block: int) -> str:
+    for stem, kind in _KINDS_OF_NEMOTRON.items():
+        if f"blk.{block}.{stem}.weight" in header.tensors:
+            return kind
+    raise header.metadata.error(f"has no mixer in block {block}")
 
 
 def _lfm2(header: Header) -> Config:
@@ -862,9 +879,7 @@ def _windows(header: Header, every: int = 4) -> Config:
     slides = named or [layer % every != 0 for layer in layers]
     return {
         "sliding_window": header.integer("attention.sliding_window"),
-        "layer_types": [
-            _kind(is_full=not each) for each, _ in zip(slides, layers, strict=False)
-        ],
+        "layer_types": [_kind(is_full=not each) for each, _ in zip(slides, layers, strict=False)],
     }
 
 

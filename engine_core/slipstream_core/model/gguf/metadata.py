@@ -80,10 +80,10 @@ class Metadata:
         if not isinstance(found, np.ndarray):
             return [self.integer(key, default)] * count
         self._taken.add(key)
-        if found.dtype.kind not in "iu" or len(found) < count or (found < 0).any():
+        listed: list[int] = found.tolist() if found.dtype.kind in "iu" else []
+        if len(listed) < count or min(listed) < 0:
             raise self.error(f"has no list of {count} whole numbers in {key!r}")
-        listed: list[int] = found[:count].tolist()
-        return listed
+        return listed[:count]
 
     def flags(self, key: str) -> list[bool] | None:
         """A list of truths; None where there is none."""

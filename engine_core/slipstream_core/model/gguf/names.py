@@ -177,7 +177,7 @@ def _plus_one(block: Mapping[str, str]) -> dict[str, Layout]:
     return {each: "plus_one" for each in names if each.endswith("norm") and each != "ssm_norm"}
 
 
-def _qwen_3_5(mlp: Mapping[str, str]) -> Names:
+def _qwen_3_5(mlp: dict[str, str]) -> Names:
     block = _QWEN_3_5 | _DELTA_NET_OF_QWEN_3_5 | mlp
     layouts: dict[str, Layout] = {
         "attn_qkv": "value_heads_behind",
@@ -227,7 +227,7 @@ _NEMOTRON_H = Names(
         **_scores("mixer.gate.e_score_correction_bias"),
     },
     {"token_embd": "model.embeddings", "output_norm": "model.norm_f", "output": "lm_head"},
-    _MAMBA,
+    _HALVES | _MAMBA,  # positions do not count, so halves do not either
 )
 _LFM_2_TOP = {
     "token_embd": "model.embed_tokens",
@@ -314,9 +314,7 @@ _ARCHITECTURES: dict[str, Names] = {
     "seed_oss": Names(_without(_BLOCK, "ffn_norm") | _SECOND_NORM),
     "exaone4": Names(_ATTENTION | _MLP | _NORMS_OF_HEADS | _NORMS_BEHIND),
     "cohere2": Names(_without(_BLOCK, "ffn_norm")),
-    "starcoder2": Names(
-        _NORMS | _ATTENTION | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
-    ),
+    "starcoder2": Names(_NORMS | _ATTENTION | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
     "ernie4_5": Names(_BLOCK),
     "ernie4_5-moe": Names(
         _BLOCK

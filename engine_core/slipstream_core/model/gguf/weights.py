@@ -93,6 +93,18 @@ def load_weights(
         raise ModelLoadError(name, f"{file.name} lacks {len(left)} weights, {left[0]} among them")
 
 
+def coded_bytes(name: str, file: Path) -> int:
+    """Bytes of a file's tensors once their codes are in memory, where those of 2 and 3 bits take 4.
+
+    name: of the model, for errors. Raises ModelLoadError.
+    """
+    try:
+        tensors = read_gguf(file).tensors.values()
+    except (GGUFError, OSError) as error:
+        raise ModelLoadError(name, str(error)) from error
+    return sum(coded_matrix(each).nbytes if is_coded(each) else each.nbytes for each in tensors)
+
+
 def _without_ones(shape: Iterable[int]) -> list[int]:
     """A shape without its dimensions of 1, which files have or have not."""
     return [size for size in shape if size != 1]

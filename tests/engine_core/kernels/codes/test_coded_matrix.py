@@ -183,6 +183,9 @@ def test_a_file_s_bytes_are_those_of_its_blocks() -> None:
         assert FORMATS[name].row_bytes(256) == size
     # of six bits in the file, a byte here: 1.03 and 1.02 times as much
     assert (FORMATS["q4_k"].row_bytes(256), FORMATS["q5_k"].row_bytes(256)) == (148, 180)
+    assert FORMATS["iq4_xs"].row_bytes(256) == 138  # of 136
+    # codes of two and three bits take four: of 84 and 110
+    assert (FORMATS["q2_k"].row_bytes(256), FORMATS["q3_k"].row_bytes(256)) == (164, 146)
 
 
 @pytest.mark.parametrize("name", sorted(set(FORMATS) - {"bfloat16", "float16"}))

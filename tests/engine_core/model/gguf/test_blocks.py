@@ -15,7 +15,12 @@ from slipstream_core.model.gguf.reader import Tensor, read_gguf
 from slipstream_core.model.gguf.tensor_types import SERVED
 
 ROWS, INPUTS = 70, 512
-SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALES = {
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+}
 
 
 def test_sizes_are_those_of_the_package() -> None:
@@ -71,7 +76,7 @@ def test_codes_mean_what_the_package_says(kind: str, tmp_path: Path) -> None:
         assert matrix.nbytes == tensor.nbytes
 
 
-@pytest.mark.parametrize("kind", [*SCALES, "Q8_0", "IQ4_NL", "MXFP4"])
+@pytest.mark.parametrize("kind", [*SCALES, "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4"])
 def test_a_scale_that_is_no_number_is_seen(kind: str, tmp_path: Path) -> None:
     tensor, _ = random_tensor(tmp_path / "x.gguf", kind)
     assert has_finite_scales(tensor)
@@ -89,4 +94,6 @@ def test_a_scale_that_is_no_number_is_seen(kind: str, tmp_path: Path) -> None:
 def test_rows_come_in_the_order_that_is_asked_for(kind: str, tmp_path: Path) -> None:
     tensor, expected = random_tensor(tmp_path / "x.gguf", kind)
     order = np.random.default_rng(0).permutation(ROWS)
-    assert np.array_equal(coded_matrix(tensor, order).dequantised().numpy(), expected[order])
+    assert np.array_equal(
+        coded_matrix(tensor).reordered(order).dequantised().numpy(), expected[order]
+    )

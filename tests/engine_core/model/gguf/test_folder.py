@@ -12,7 +12,14 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from tests.helpers.gguf_models import FAMILIES, make_model, write_gguf, write_tokenizer
+from tests.helpers.gguf_models import (
+    FAMILIES,
+    in_file,
+    make_model,
+    weights_of,
+    write_gguf,
+    write_tokenizer,
+)
 
 from slipstream.stack.plan.models.model_source import is_gguf
 from slipstream_core.load_error import ModelLoadError
@@ -24,7 +31,7 @@ from slipstream_core.model.gguf.folder import (
     unfold,
     weights_file,
 )
-from slipstream_core.model.gguf.names import parameters_of
+from slipstream_core.model.gguf.names import Parameter, parameters_of
 from slipstream_core.model.gguf.reader import GGUFError, read_gguf
 from slipstream_core.model.loader import load_model
 from slipstream_core.sharding.rank import Rank
@@ -120,7 +127,7 @@ def test_an_architecture_that_is_not_served_is_named_with_those_that_are(tmp_pat
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(
-        GGUFError, match=r"architecture 'mamba', which is not served .* llama, qwen2"
+        GGUFError, match=r"architecture 'mamba', which is not served .* llama, mistral3, qwen2"
     ):
         unfold(file, cache=tmp_path / "cache")
 
@@ -151,6 +158,96 @@ def test_positions_that_are_not_understood_are_refused(
     tell: Callable[[gguf.GGUFWriter], None], said: str, tmp_path: Path
 ) -> None:
     assert said in refusal(tmp_path, tell)
+
+
+@pytest.mark.parametrize(
+    ("family", "tell", "said"),
+    [
+        (
+            "granite",
+            lambda writer: writer.add_rope_scaling_finetuned(False),
+            "has False in 'granite.rope.scaling.finetuned'; served is True alone",
+        ),
+        (
+            "granite",
+            lambda writer: writer.add_head_count_kv([1, 2]),
+            "has blocks that differ in 'granite.attention.head_count_kv'",
+        ),
+        (
+            "lfm2",
+            lambda writer: writer.add_head_count_kv([0, 2]),
+            "has no list of 3 whole numbers in 'lfm2.attention.head_count_kv'",
+        ),
+        (
+            "glm4moe",
+            lambda writer: writer.add_nextn_predict_layers(3),
+            "has 3 blocks, of which 3 draft tokens",
+        ),
+        (
+            "glm4moe",
+            lambda writer: writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX),
+            "has 1 in 'glm4moe.expert_gating_func'; served is 2 alone",
+        ),
+        (
+            "qwen35",
+            lambda writer: writer.add_array("qwen35.attention.recurrent_layers", [1, 0]),
+            "has no list of truths in 'qwen35.attention.recurrent_layers'",
+        ),
+        (
+            "mixtral",
+            lambda writer: writer.add_expert_used_count(0),
+            "has 4 experts in 'llama.expert_count' and 0 in 'llama.expert_used_count'",
+        ),
+    ],
+)
+def test_blocks_and_experts_that_are_not_understood_are_refused(
+    family: str, tell: Callable[[gguf.GGUFWriter], None], said: str, tmp_path: Path
+) -> None:
+    assert said in refusal(tmp_path, tell, family)
+
+
+def test_embeddings_that_are_multiplied_are_no_head(tmp_path: Path) -> None:
+    model = make_model("falcon-h1", tie_word_embeddings=True)
+    file = write_gguf(tmp_path / "x.gguf", "falcon-h1", model)
+    with pytest.raises(GGUFError, match="has no head of its own, and its embeddings are multip"):
+        unfold(file, cache=tmp_path / "cache")
+
+
+def test_granites_that_only_attend_are_no_hybrids(tmp_path: Path) -> None:
+    """Their converter is that of hybrids, and writes the sizes of mixers that they have not."""
+
+    def tell(writer: gguf.GGUFWriter) -> None:
+        writer.add_ssm_conv_kernel(4)
+        writer.add_ssm_inner_size(128)
+        writer.add_head_count_kv([1, 1])
+        writer.add_expert_count(0)
+        writer.add_expert_used_count(0)
+        writer.add_expert_shared_feed_forward_length(96)
+        writer.add_rope_scaling_finetuned(True)
+
+    assert unfold(written(tmp_path, "granite", tell), cache=tmp_path / "cache").is_dir()
+
+
+def test_a_decay_that_grows_is_refused_when_weights_are_read(tmp_path: Path) -> None:
+    file = written(tmp_path, "qwen35")
+    tensor = read_gguf(file).tensors["blk.0.ssm_a"]
+    content = bytearray(file.read_bytes())
+    content[tensor.start : tensor.start + 4] = np.float32(0.5).tobytes()
+    file.write_bytes(content)
+    folder = unfold(file, cache=tmp_path / "cache")
+    with pytest.raises(ModelLoadError, match=r"has in tensor 'blk.0.ssm_a' a decay of 0 or more"):
+        load_model(str(folder), device="cpu")
+
+
+def test_files_have_some_parameters_in_two_ways() -> None:
+    """Experts' gates beside their inputs, latents' keys and values whole, a bias without suffix."""
+    for architecture, tensor, name in (
+        ("qwen35moe", "blk.0.ffn_gate_up_exps.weight", "mlp.experts.gate_up_proj"),
+        ("deepseek2", "blk.0.attn_kv_b.weight", "self_attn.kv_b_proj.weight"),
+        ("glm4moe", "blk.0.exp_probs_b", "mlp.gate.e_score_correction_bias"),
+    ):
+        [found] = parameters_of(architecture, [tensor], 1)
+        assert found == Parameter(f"model.layers.0.{name}", (tensor,), "plain")
 
 
 def test_another_configuration_may_be_given(tmp_path: Path) -> None:
@@ -196,22 +293,23 @@ def test_names_are_those_of_the_package(tmp_path: Path) -> None:
     """The package knows experts by the names that they had before transformers merged them."""
     for family, (architecture, *_) in FAMILIES.items():
         model = make_model(family)
-        own = dict(model.named_parameters())
+        own = weights_of(model)
+        num_blocks = model.config.num_hidden_layers
         key = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-        theirs = gguf.get_tensor_name_map(key, model.config.num_hidden_layers)
+        theirs = gguf.get_tensor_name_map(key, num_blocks)
         folder = tmp_path / family.replace(" ", "-")
         folder.mkdir()
         file = write_gguf(folder / "x.gguf", family, model)
-        found = list(
-            parameters_of(architecture, read_gguf(file).tensors, model.config.num_hidden_layers)
-        )
+        found = list(parameters_of(architecture, read_gguf(file).tensors, num_blocks))
         assert {each.name for each in found} == own.keys() - {"lm_head.weight"} | (
             own.keys() & {each.name for each in found}
         )
         for parameter in found:
-            base, _, suffix = parameter.name.rpartition(".")
-            if ".experts." not in parameter.name and suffix in ("weight", "bias"):
-                assert (f"{theirs.get_name(base)}.{suffix}",) == parameter.tensors
+            of_transformers = (".experts.", "shared_mlp", "sinks")
+            if len(parameter.tensors) == 1 and not any(
+                each in parameter.name for each in of_transformers
+            ):
+                assert in_file(theirs, architecture, parameter.name) == parameter.tensors[0]
 
 
 def test_a_file_has_types_of_its_own(tmp_path: Path) -> None:
