@@ -29,6 +29,19 @@ _WORDS_3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _WORDS_1 = _WORDS_3.replace(r"\p{N}{1,3}", r"\p{N}")
+_WORDS_WITH_MARKS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK_3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    (
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
+        r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
@@ -46,10 +59,11 @@ _GPT_4O = (
 class Split:
     """The treatment of text by a byte-level tokenizer before merges apply.
 
-    `regex` None is GPT-2's own; `digits` splits each digit off before it.
+    `regex`, of several one behind the other, None for GPT-2's own; `digits` splits each digit off
+    before it.
     """
 
-    regex: str | None = None
+    regex: str | tuple[str, ...] | None = None
     digits: bool = False
     composes: bool = False  # NFC
     whole_words: bool = False  # a word that is a token is not merged from its parts
@@ -61,14 +75,22 @@ SPLITS: Mapping[str, Split] = {
     "llama-bpe": _LLAMA_3,
     "llama3": _LLAMA_3,
     "llama-v3": _LLAMA_3,
+    "falcon3": _LLAMA_3,
+    "falcon-h1": _LLAMA_3,
+    "pixtral": _LLAMA_3,
+    "lfm2": _LLAMA_3,
     "smaug-bpe": Split(_WORDS_3),
     "dbrx": Split(_WORDS_3),
     "glm4": Split(_WORDS_3),
     "chatglm-bpe": Split(_WORDS_3),
     "qwen2": Split(_WORDS_1, composes=True),
     "deepseek-r1-qwen": Split(_WORDS_1, composes=True),
+    "qwen35": Split(_WORDS_WITH_MARKS, composes=True),
+    "deepseek-v3": Split(_DEEPSEEK_3),
     "tekken": Split(_TEKKEN, whole_words=True, adds_bos=True),
     "gpt-4o": Split(_GPT_4O),
+    "minimax-m2": Split(_GPT_4O),
+    "command-r": Split(digits=True, composes=True),
     "smollm": Split(digits=True),
     "refact": Split(digits=True),
     "starcoder": Split(digits=True),
@@ -225,8 +247,8 @@ def _byte_level(metadata: Metadata, vocabulary: Vocabulary, _: str) -> tuple[Jso
     before: list[Json] = []
     if split.digits:
         before.append({"type": "Digits", "individual_digits": True})
-    if split.regex is not None:
-        pattern = {"Regex": split.regex}
+    for regex in (split.regex,) if isinstance(split.regex, str) else split.regex or ():
+        pattern = {"Regex": regex}
         before.append(
             {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
         )

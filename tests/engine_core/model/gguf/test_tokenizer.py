@@ -15,7 +15,14 @@ import pytest
 import sentencepiece
 from tests.helpers.gguf_models import add_tokenizer, make_model, write_gguf
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, GemmaTokenizer, GPT2Tokenizer, Qwen2Tokenizer
+from transformers import (
+    AutoTokenizer,
+    CohereTokenizer,
+    GemmaTokenizer,
+    GPT2Tokenizer,
+    Qwen2Tokenizer,
+    Qwen3_5Tokenizer,
+)
 from transformers.integrations.gguf.gguf_tokenizer_mapping import (
     GGUF_PRE_TOKENIZER_SPLITS,
     convert_gguf_tokenizer,
@@ -93,7 +100,15 @@ def of_pre(folder: Path, pre: str, **flags: bool) -> Any:
     return AutoTokenizer.from_pretrained(unfolded(folder, write, len(whole)))
 
 
-@pytest.mark.parametrize(("pre", "make"), [("qwen2", Qwen2Tokenizer), ("gpt-2", GPT2Tokenizer)])
+@pytest.mark.parametrize(
+    ("pre", "make"),
+    [
+        ("qwen2", Qwen2Tokenizer),
+        ("qwen35", Qwen3_5Tokenizer),
+        ("gpt-2", GPT2Tokenizer),
+        ("command-r", CohereTokenizer),
+    ],
+)
 def test_ids_are_those_of_the_models_own_tokenizer(
     pre: str, make: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -130,6 +145,14 @@ def test_text_is_split_as_transformers_splits_it(pre: str, tmp_path: Path) -> No
 def test_digits_are_split_one_by_one(tmp_path: Path) -> None:
     ours = of_pre(tmp_path, "smollm")
     assert ours.tokenize("a12 345") == ["a", "1", "2", "\u0120", "3", "4", "5"]
+
+
+def test_text_is_split_by_one_pattern_behind_the_other(tmp_path: Path) -> None:
+    ours = of_pre(tmp_path, "deepseek-v3").backend_tokenizer.pre_tokenizer
+    text = "ab12345 x.y(z \u4f60\u597dok\n\n 3"
+    pieces = ["ab", "123", "45", " x", ".y", "(z", " ", "\u4f60\u597d", "ok", "\n\n", " ", "3"]
+    offsets = [offset for _, offset in ours.pre_tokenize_str(text)]
+    assert [text[start:end] for start, end in offsets] == pieces
 
 
 @pytest.mark.parametrize(
