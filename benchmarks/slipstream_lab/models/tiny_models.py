@@ -511,42 +511,31 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         image_token_index=190,
     ),
     _refused("BLOOM", "BloomConfig", _NOT_REPLACEABLE, hidden_size=32, n_layer=2, n_head=4),
-    _refused("Falcon", "FalconConfig", _NOT_REPLACEABLE, hidden_size=32, num_attention_heads=4),
-    _refused("GPT-J", "GPTJConfig", _NOT_REPLACEABLE, n_embd=32, n_head=4, rotary_dim=8),
+    _refused(
+        "Falcon, ALiBi",
+        "FalconConfig",
+        _NOT_REPLACEABLE,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        alibi=True,
+    ),
+    _refused(
+        "GPT-Neo",
+        "GPTNeoConfig",
+        _NOT_REPLACEABLE,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+    ),
     _refused("MPT", "MptConfig", _NOT_REPLACEABLE, d_model=32, n_heads=4, n_layers=2),
-    _refused("StableLM", "StableLmConfig", _NOT_REPLACEABLE, hidden_size=32),
-    _refused(
-        "Nemotron",
-        "NemotronConfig",
-        "does not pass its keyword arguments on",
-        hidden_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-    ),
-    _refused(
-        "Zamba 2",
-        "Zamba2Config",
-        "2 attention calls over 1 layers",
-        hidden_size=64,
-        num_attention_heads=4,
-        attention_head_dim=32,
-        num_hidden_layers=4,
-        layers_block_type=["linear_attention", "hybrid"] * 2,
-        num_mem_blocks=1,
-        n_mamba_heads=8,
-        mamba_headdim=16,
-        mamba_ngroups=1,
-        mamba_d_state=16,
-    ),
     _refused(
         "DeepSeek V3.2",
         "DeepseekV32Config",
         "layers of type indexed_attention, which see 2048 tokens at most",
         **_MOE,
         **_LATENT,
-    ),
-    _refused(
-        "DiffLlama", "DiffLlamaConfig", "attention calls over", hidden_size=32, num_hidden_layers=2
     ),
     _refused("BERT", "BertConfig", "its attention is not causal", hidden_size=48),
     _refused("T5", "T5Config", "has an encoder"),
@@ -814,8 +803,43 @@ HYBRIDS: tuple[Architecture, ...] = (
     ),
 )
 
-# Like others but for ropes, experts or heads that a trial without weights has to know; they are
-# compared with `generate` alone.
+_GLM_VISION = ("depth", "hidden_size", "num_heads", "image_size", "patch_size", "intermediate_size")
+_COMPASS_VISION = (*_QWEN_VISION, "num_position_embeddings", "deepstack_visual_indexes")
+_SOUND: dict[str, Any] = {
+    "num_mel_bins": 16,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "d_model": 32,
+    "output_dim": 64,
+    "n_window": 4,
+}
+_OWN_KEYS: dict[str, Any] = {"num_key_value_heads": None, "intermediate_size": None}
+
+
+def _glm_v(name: str, config_class: str, **text: Any) -> Architecture:
+    """A GLM for images, served as text."""
+    tower = {each: _VISION[each] for each in _GLM_VISION} | {"out_hidden_size": 128}
+    rope = _MROPE | {"partial_rotary_factor": 0.5}
+    tokens = dict.fromkeys(("video_start_token_id", "video_end_token_id"), 194)
+    return Architecture(
+        name,
+        config_class,
+        {
+            "text_config": _BASE | {"hidden_size": 128, "rope_parameters": rope} | text,
+            "vision_config": tower,
+            "image_token_id": 190,
+            "video_token_id": 191,
+            "image_start_token_id": 192,
+            "image_end_token_id": 193,
+            "tie_word_embeddings": False,
+            **tokens,
+        },
+    )
+
+
+# Like others but for what a trial without weights has to know of ropes, experts, heads, states and
+# calls of attention; they are compared with `generate` alone.
 FURTHER: tuple[Architecture, ...] = (
     _served(
         "Llama, dynamic rope",
@@ -892,5 +916,123 @@ FURTHER: tuple[Architecture, ...] = (
         text={"model_type": "qwen3_5_text"} | _GATED_DELTA | _PARTS_OF_MROPE,
         image_token_id=190,
         video_token_id=191,
+    ),
+    _served("StableLM", "StableLmConfig", **_PARTLY_ROTARY, use_qkv_bias=True),
+    _served("StableLM, parallel", "StableLmConfig", qk_layernorm=True, use_parallel_residual=True),
+    _served("Nemotron", "NemotronConfig", head_dim=16),
+    Architecture(
+        "GPT-J",
+        "GPTJConfig",
+        _BASE | _OWN_KEYS | {"n_positions": MAX_MODEL_LEN, "rotary_dim": 8},
+    ),
+    Architecture(
+        "CodeGen",
+        "CodeGenConfig",
+        _BASE | _OWN_KEYS | {"n_positions": MAX_MODEL_LEN, "rotary_dim": 8},
+    ),
+    Architecture("Falcon", "FalconConfig", _BASE | _OWN_KEYS),
+    Architecture(
+        "Falcon, groups of heads",
+        "FalconConfig",
+        _BASE | _OWN_KEYS | {"new_decoder_architecture": True, "num_kv_heads": 2},
+    ),
+    _served("BioGPT", "BioGptConfig"),
+    _served("DiffLlama", "DiffLlamaConfig"),  # a layer attends twice
+    _served("HRM Text", "HrmTextConfig", head_dim=16, num_hidden_layers=2),  # 8 times
+    _served("Hunyuan-MoE", "HunYuanMoEV1Config", head_dim=16, num_experts=4, moe_topk=2),
+    _served(
+        "Zaya",
+        "ZayaConfig",
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=1,
+        moe_intermediate_size=32,
+        router_hidden_size=16,
+        initializer_range=0.4,
+        sliding_window=WINDOW,
+        layer_types=["hybrid_sliding", "hybrid"] * 2,
+    ),
+    _served(
+        "Zamba 2",
+        "Zamba2Config",
+        num_key_value_heads=4,
+        attention_head_dim=32,
+        layers_block_type=["linear_attention", "hybrid"] * 2,
+        num_mem_blocks=1,
+        n_mamba_heads=8,
+        mamba_headdim=16,
+        mamba_ngroups=1,
+        mamba_d_state=16,
+    ),
+    _glm_v("GLM-4.1V, as text", "Glm4vConfig"),
+    _glm_v("GLM-4.6V, as text", "Glm46VConfig", model_type="glm4v_text"),
+    _glm_v(
+        "GLM-4.5V, as text",
+        "Glm4vMoeConfig",
+        **_MOE,
+        head_dim=32,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+    ),
+    Architecture(
+        "Hunyuan-VL, as text",
+        "HunYuanVLConfig",
+        {
+            "text_config": _BASE
+            | {
+                "head_dim": 16,
+                "rope_parameters": _rope("dynamic", factor=1.0, alpha=1000.0)
+                | {"mrope_section": [2, 2, 2, 2]},
+            },
+            "vision_config": {each: _VISION[each] for each in _DOTS_VISION}
+            | {"out_hidden_size": 64, "text_hidden_size": 64, "max_image_size": 16},
+            "image_token_id": 190,
+            "im_start_id": 191,
+            "im_end_id": 192,
+            "im_newline_id": 193,
+            "tie_word_embeddings": False,
+        },
+    ),
+    _tower(
+        "Cohere Compass, as text",
+        "CohereCompassConfig",
+        *_COMPASS_VISION,
+        text={
+            **_TWO_BY_TWO,
+            "sliding_window": WINDOW,
+            "rope_parameters": dict.fromkeys(_TWO_BY_TWO["layer_types"], _MROPE),
+        },
+        **_QWEN_TOKENS,
+    ),
+    _tower(
+        "Qwen2.5-Omni, as text",
+        "Qwen2_5OmniThinkerConfig",
+        *_QWEN_VISION,
+        text={"rope_parameters": _MROPE},
+        audio_config=_SOUND,
+        image_token_index=190,
+        video_token_index=191,
+        audio_token_index=192,
+        vision_start_token_id=193,
+        audio_start_token_id=194,
+    ),
+    _tower(
+        "Qwen3-Omni, as text",
+        "Qwen3OmniMoeThinkerConfig",
+        *_COMPASS_VISION,
+        text={
+            **_MOE,
+            "head_dim": 16,
+            "num_experts": 4,
+            "rope_parameters": _MROPE | {"mrope_interleaved": True},
+        },
+        audio_config=_SOUND | {"downsample_hidden_size": 8},
+        image_token_id=190,
+        video_token_id=191,
+        audio_token_id=192,
+        vision_start_token_id=193,
+        audio_start_token_id=194,
     ),
 )

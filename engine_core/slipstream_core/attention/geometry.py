@@ -1,8 +1,9 @@
 """The shape of each layer's attention, read off one forward on the meta device.
 
 A model without weights computes only shapes, and its attention calls carry everything needed, so no
-architecture is known by name. A model is served only if every layer attends exactly once, through
-our attention function, with known arguments; anything else would run and compute something else.
+architecture is known by name. A model is served only if every layer attends exactly once, or its
+calls are numbered, through our attention function, with known arguments; anything else would run
+and compute something else.
 Where layers carry recurrent states (`state`), some of them may not attend.
 """
 
@@ -15,7 +16,11 @@ from typing import Any
 import torch
 
 from slipstream_core.attention.cache_formats import CacheFormat, dtype_of, elements_of
-from slipstream_core.attention.interface import AttentionParams, TrialContext
+from slipstream_core.attention.interface import (
+    AttentionParams,
+    SharedLayersError,
+    TrialContext,
+)
 
 _META = torch.device("meta")
 
@@ -109,7 +114,7 @@ def read_attending_layers(
             paged=recorder,
         )
     if recorder.num_calls != len(recorder.layers):
-        raise ValueError(_calls(recorder.num_calls, len(recorder.layers)))
+        raise SharedLayersError(_calls(recorder.num_calls, len(recorder.layers)))
     # if logits_to_keep were ignored, rows would be sampled from other rows' logits
     if output.logits.shape == (1, ids.shape[1], vocab_size):
         raise AllLogitsError("it computes logits of all tokens")

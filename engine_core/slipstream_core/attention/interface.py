@@ -4,14 +4,16 @@ It translates transformers' calling convention to an AttentionContext, which tra
 forward and knows the cache and the device.
 
 - The context is a keyword argument of the forward, passed by the model to its attention; there is
-  no module or thread state. A model that does not pass it is refused when it is loaded.
+  no module or thread state. Where a model does not pass it, keys bring it (`own_attention`).
 - An argument that cannot be honoured raises: ignoring it would compute something else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from transformers import AttentionInterface
@@ -22,6 +24,7 @@ from slipstream_core.attention.latent_attention import latent_projections
 
 ATTENTION_NAME = "slipstream_paged"
 
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")  # the first since transformers 5.24
 _CACHE_LAYER = "cache_layer"  # attribute of a module whose layer has another number in the cache
 
 # Arguments of transformers' attention functions without effect here: inference has no dropout,
@@ -85,6 +88,45 @@ class TrialContext:
     """A context of a trial forward, in which no token has a past."""
 
 
+class NotPassedError(TypeError):
+    """A model does not pass its keyword arguments on to attention."""
+
+
+class SharedLayersError(ValueError):
+    """Layers share a module, or attend several times in a forward."""
+
+
+@dataclass(frozen=True)
+class InContext:
+    """Keys or values [1, num_kv_heads, T, dim] of a layer, and the context of their forward."""
+
+    context: AttentionContext
+    layer: int
+    states: torch.Tensor
+
+
+def cache_argument(forward: Callable[..., object]) -> str:
+    """The name of a model's argument that takes its cache."""
+    names = inspect.signature(forward).parameters
+    return next((each for each in CACHE_NAMES if each in names), CACHE_NAMES[0])
+
+
+class NoPast:
+    """What a cache says to a model whose keys and values are in the paged cache."""
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """No past: positions come with the tokens."""
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Return 0, as `get_seq_length` does."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Length and offset of the keys, for a mask that is not made."""
+        return query_length, 0
+
+
 class FusedContext(AttentionContext, Protocol):
     """The context of a fused forward, whose kernels may store keys and values before attention."""
 
@@ -100,8 +142,8 @@ class FusedContext(AttentionContext, Protocol):
 def paged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,  # [1, num_heads, T, key_dim]
-    key: torch.Tensor,  # [1, num_kv_heads, T, key_dim]
-    value: torch.Tensor,  # [1, num_kv_heads, T, value_dim]
+    key: torch.Tensor | InContext,  # [1, num_kv_heads, T, key_dim]
+    value: torch.Tensor | InContext,  # [1, num_kv_heads, T, value_dim]
     attention_mask: torch.Tensor | EveryToken | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -115,8 +157,12 @@ def paged_attention(
 
     Raises TypeError for a call that the paged cache cannot serve.
     """
+    if isinstance(key, InContext) and isinstance(value, InContext):
+        paged, key, value = key.context, key.states, value.states
     if paged is None:
-        raise TypeError("the model does not pass its keyword arguments on to attention")
+        raise NotPassedError("the model does not pass its keyword arguments on to attention")
+    assert isinstance(key, torch.Tensor)
+    assert isinstance(value, torch.Tensor)
     if attention_mask is not None and attention_mask is not EVERY_TOKEN:
         raise TypeError("the model builds its own attention mask")
     if not (getattr(module, "is_causal", True) and others.get("is_causal", True) is not False):
@@ -133,7 +179,8 @@ def paged_attention(
     )
     query = scaled_query(module, query, query_positions)
     layer = module.__dict__.get(_CACHE_LAYER, module.layer_idx)
-    assert isinstance(layer, int)
+    if layer is None and not isinstance(paged, _CallOrder):
+        raise SharedLayersError("a module that attends is of no layer")
     heads = query[0]
     latents = latent_projections(module)
     if latents is not None:
@@ -159,6 +206,41 @@ def number_layers(model: torch.nn.Module, attending: Sequence[int]) -> None:
         number = numbers.get(getattr(module, "layer_idx", None))  # type: ignore[arg-type]
         if number is not None:
             module.__dict__[_CACHE_LAYER] = number
+
+
+@dataclass
+class _CallOrder:
+    """A context in which the cache has a layer for each call of attention, in order."""
+
+    context: AttentionContext
+    num_calls: int = 0
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """Attend as `AttentionContext.attend` does, whichever layer calls."""
+        number = self.num_calls
+        self.num_calls += 1
+        return self.context.attend(number, query, key, value, params)
+
+
+def number_calls(model: torch.nn.Module) -> None:
+    """Give each attention call of a model's forward a layer of the cache of its own: layers may be
+    shared, run several times or attend twice.
+    """
+    model.register_forward_pre_hook(_count_calls, with_kwargs=True)
+
+
+def _count_calls(
+    _: torch.nn.Module, args: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    paged = kwargs.get("paged")
+    return args, kwargs if paged is None else {**kwargs, "paged": _CallOrder(paged)}
 
 
 def register() -> None:

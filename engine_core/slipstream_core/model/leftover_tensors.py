@@ -18,7 +18,7 @@ from slipstream_core.load_error import ModelLoadError
 _BESIDE_TEXT = (
     r"(?:visual|vision_\w+|image_\w+|video_\w+|audio_\w+|multi_modal_\w+|multimodal_\w+|mm_\w+"
     r"|embed_vision|embed_audio|speech_\w+|talker|token2wav|code2wav|sound_\w+|connector|resampler"
-    r"|vit|vpm|apm|aligner|patch_embed\w*|mtp\w*|nextn\w*|eagle\w*|medusa\w*)\..*"
+    r"|vit|vpm|apm|aligner|merger|projector|patch_embed\w*|mtp\w*|nextn\w*|eagle\w*|medusa\w*)\..*"
 )
 _MAY_BE_LEFT = re.compile(
     r"(^|\.)(?:"

@@ -28,7 +28,7 @@ import copy
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +51,16 @@ from slipstream_core.attention.geometry import (
     read_geometry,
 )
 from slipstream_core.attention.indexers import skip_indexers
-from slipstream_core.attention.interface import ATTENTION_NAME, number_layers, register
+from slipstream_core.attention.interface import (
+    ATTENTION_NAME,
+    NotPassedError,
+    SharedLayersError,
+    number_calls,
+    number_layers,
+    register,
+)
 from slipstream_core.attention.latent_attention import cache_latents
+from slipstream_core.attention.own_attention import check_followed, follow_keys
 from slipstream_core.forward.experts import compute_in_turn, has_odd_experts, without_values
 from slipstream_core.kernels.codes.online import ONLINE
 from slipstream_core.load_error import ModelLoadError, brief
@@ -86,6 +94,7 @@ from slipstream_core.model.text_tower import (
     keep_asked,
     remove_towers,
     with_towers,
+    writing_part,
 )
 from slipstream_core.model.unsupported import (
     chunked_layers,
@@ -202,7 +211,7 @@ def load_model(
         text = config.get_text_config()
         refuse_kind(name, config)
         trial = _trial(name, config, text, trust_remote_code)
-        layers, shell, towers, has_states, ignores_kept = trial
+        layers, shell, towers, has_states, adaptations, attention = trial
         geometry = tuple(layers.values())
         has_codes = not has_states and bool(quantized or gguf_file or quantization)
         torch_dtype = dtype_of(dtype, target, config, has_codes=has_codes)
@@ -252,6 +261,7 @@ def load_model(
             trust_remote_code=trust_remote_code,
             towers=towers,
             keeps_towers=keeps_towers,
+            attention=attention,
             plan=plan,
             rank=rank,
         )
@@ -273,8 +283,9 @@ def load_model(
         freeze_frequencies(module)
         cache_latents(module)
         skip_indexers(module, indexed_layers(text))
-        if ignores_kept:
-            keep_asked(module)
+        mixers = install_mixers(module)
+        for adapt in adaptations:
+            adapt(module)
         if chunked := chunked_layers(text):
             attend_in_chunks(module, chunked, text.attention_chunk_size)
         if rank is not None:
@@ -290,10 +301,11 @@ def load_model(
                 scale_by_position(module, counted_scale)
             if has_states:
                 number_layers(module, tuple(layers))
-                mixers = install_mixers(module)
                 states = tuple(read_states(module, mixers, module.device))
                 stepped = check_continuation(mixers)
                 is_limited = any(mixer.is_limited for mixer in mixers)
+            if follow_keys in adaptations:
+                check_followed(module, vocab_size=text.vocab_size, max_model_len=limit)
             check_independence(module, vocab_size=text.vocab_size, max_model_len=limit)
         except Exception as error:
             raise refusal(name, config, f"cannot be served ({brief(error)})") from error
@@ -504,7 +516,7 @@ def read_config(
 def _config(
     name: str, source: Source, trust_remote_code: bool, overrides: Mapping[str, Any]
 ) -> PreTrainedConfig:
-    config = read_config(name, source, trust_remote_code, overrides)
+    config = writing_part(read_config(name, source, trust_remote_code, overrides))
     if not has_class(config):
         config = with_towers(config)
     # With a padding id GPT-2 searches every batch for padding, which synchronises the device. A few
@@ -535,6 +547,14 @@ def _max_model_len(name: str, text: PreTrainedConfig, asked: int | None) -> int:
     return own if asked is None else asked
 
 
+# what helps where a trial forward fails with one of these
+_ADAPTATIONS: dict[type[Exception], Callable[[PreTrainedModel], None]] = {
+    AllLogitsError: keep_asked,
+    NotPassedError: follow_keys,
+    SharedLayersError: number_calls,
+}
+
+
 class _Trial(NamedTuple):
     """The findings of a forward on the meta device."""
 
@@ -542,7 +562,8 @@ class _Trial(NamedTuple):
     shell: PreTrainedModel  # the model, without its towers
     towers: tuple[str, ...]  # their names
     has_states: bool
-    ignores_kept: bool  # its own forward computes logits of all tokens
+    adaptations: list[Callable[[PreTrainedModel], None]]  # that its own forward needs
+    attention: str | dict[str, str]  # the functions that its parts are built with
 
 
 def _trial(
@@ -553,32 +574,35 @@ def _trial(
         raise refusal(
             name, config, f"({config.model_type}) has no class in transformers that writes text"
         )
-    not_replaceable = refusal(
-        name, config, "does not allow its attention to be replaced, which serving needs"
-    )
     # Frequencies do not matter here, and some types read positions, which have no values on meta.
     plain = copy.deepcopy(config)
     for rope in ropes(getattr(plain.get_text_config(), "rope_parameters", None)):
         if rope["rope_type"] in BY_LENGTH:
             rope["rope_type"] = "default"
-    try:
+    attention = attention_of(config)
+
+    def build() -> PreTrainedModel:
         # bfloat16: on meta, experts take no other type
         with torch.device("meta"), no_init_weights():
-            shell = (
-                auto_class(config)
-                .from_config(
-                    plain,
-                    dtype=torch.bfloat16,
-                    attn_implementation=attention_of(config),
-                    trust_remote_code=trust_remote_code,
-                )
-                .eval()
+            shell = auto_class(config).from_config(
+                plain,
+                dtype=torch.bfloat16,
+                attn_implementation=attention,
+                trust_remote_code=trust_remote_code,
             )
-            assert isinstance(shell, PreTrainedModel)
+        shell.eval()
+        assert isinstance(shell, PreTrainedModel)
+        return shell
+
+    try:
+        try:
+            shell = build()
+        except KeyError as error:
+            if error.args != (ATTENTION_NAME,):
+                raise
+            attention = "eager"  # such a model looks up attention in a table of its own
+            shell = build()
     except Exception as error:
-        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
-            # such a model looks up attention in its own table
-            raise not_replaceable from error
         if isinstance(error, ImportError):
             missing = "a part of it needs a package that is not installed"
             raise refusal(name, config, f"cannot be built: {missing} ({brief(error)})") from error
@@ -586,20 +610,27 @@ def _trial(
             name, f"transformers cannot build it as a causal language model ({brief(error)})"
         ) from error
     mixers: tuple[Mixer, ...] = ()
+    adaptations: list[Callable[[PreTrainedModel], None]] = []
     try:
         mixers = install_mixers(shell)
         if not shell._supports_attention_backend and not mixers:
-            raise not_replaceable
+            follow_keys(shell)
+            adaptations.append(follow_keys)
         cache_latents(shell)
         skip_indexers(shell, indexed_layers(text))
-        ignores_kept = False
+        layers = None
         with TowerFinder(shell) as finder, without_values(shell):
-            try:
-                layers = _layers(shell, text, has_states=bool(mixers))
-            except AllLogitsError:
-                keep_asked(shell)
-                ignores_kept = True
-                layers = _layers(shell, text, has_states=bool(mixers))
+            while layers is None:
+                try:
+                    layers = _layers(shell, text, adaptations, has_states=bool(mixers))
+                except (AllLogitsError, NotPassedError, SharedLayersError) as error:
+                    adapt = _ADAPTATIONS[type(error)]
+                    if adapt in adaptations:
+                        raise
+                    adapt(shell)
+                    adaptations.append(adapt)
+        if follow_keys in adaptations and getattr(text, "is_decoder", True) is False:
+            raise TypeError("its attention is not causal")
         towers = () if text is config else finder.towers()
         if not (layers or mixers):
             raise ValueError("none of its layers attends")
@@ -611,22 +642,32 @@ def _trial(
         elif concerns_states(error):
             version = transformers.__version__
             problem = f"does not carry its states in a supported way, with transformers {version}"
+        elif follow_keys in adaptations:
+            problem = "does not allow its attention to be replaced, which serving needs"
         elif not mixers and (kinds := unknown_kinds(text)):
             problem = f"has layers of type {kinds}, which are not known"
         else:
             problem = "does not attend in a supported way"
         raise refusal(name, config, f"{problem} ({brief(error)})") from error
-    if kinds := unknown_kinds(text, layers):
+    attending: Iterable[int] = layers
+    if number_calls in adaptations:  # those are no layers' numbers
+        mixing = {each.layer for each in mixers}
+        attending = set(range(text.num_hidden_layers)) - mixing
+    if kinds := unknown_kinds(text, attending):
         raise refusal(name, config, f"has layers of type {kinds}, whose attention is not known")
     remove_towers(shell, towers)
-    return _Trial(layers, shell, towers, bool(mixers), ignores_kept)
+    return _Trial(layers, shell, towers, bool(mixers), adaptations, attention)
 
 
 def _layers(
-    shell: PreTrainedModel, text: PreTrainedConfig, *, has_states: bool
+    shell: PreTrainedModel,
+    text: PreTrainedConfig,
+    adaptations: Collection[Callable[[PreTrainedModel], None]],
+    *,
+    has_states: bool,
 ) -> dict[int, LayerGeometry]:
     """The geometry of the layers that attend: of all, if none has states."""
-    if has_states:
+    if has_states or number_calls in adaptations:
         return read_attending_layers(shell, text.vocab_size)
     return dict(enumerate(read_geometry(shell, text.num_hidden_layers, text.vocab_size)))
 

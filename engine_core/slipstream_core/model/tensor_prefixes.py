@@ -40,8 +40,11 @@ def renames(names: Collection[str], shell: PreTrainedModel) -> dict[str, str]:
     }
     if len(found) != 1:
         return {}
+    theirs_at = found.pop()
+    if theirs_at.endswith(f".{path}"):  # all of the model is a part of the checkpoint's
+        return {rf"^{re.escape(theirs_at.removesuffix(path))}": ""}
     children = "|".join(re.escape(name) for name, _ in decoder.named_children())
-    mapping = {rf"^{re.escape(found.pop())}\.({children})\.": rf"{path}.\1."}
+    mapping = {rf"^{re.escape(theirs_at)}\.({children})\.": rf"{path}.\1."}
     head = module.get_output_embeddings()
     own = "" if head is None else f"{_name_of(module, head)}.weight"
     theirs = [each for each in names if own and each.endswith(f".{own}")]

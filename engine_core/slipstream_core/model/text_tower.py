@@ -41,6 +41,23 @@ def has_class(config: PreTrainedConfig) -> bool:
     return type(config) in _of_text or type(config) in _of_several or has_own_code
 
 
+def writing_part(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The part of a configuration that writes text, where the whole is of several models and has no
+    forward (Qwen's Omni, which speak); else the configuration itself.
+    """
+    is_several = type(config) in _of_several
+    if not is_several or _of_several[type(config)].forward is not torch.nn.Module.forward:
+        return config
+    for name in config.sub_configs:
+        part: PreTrainedConfig | None = getattr(config, name)
+        if type(part) in _of_several and part is not None:
+            for each in ("dtype", "quantization_config"):
+                if hasattr(config, each):
+                    setattr(part, each, getattr(config, each))
+            return part
+    return config
+
+
 def with_towers(text: PreTrainedConfig) -> PreTrainedConfig:
     """The multimodal configuration around that of a language part which has no class of its own,
     with towers of one layer, as they are removed; the same configuration where there is none.

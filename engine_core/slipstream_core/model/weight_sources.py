@@ -50,7 +50,7 @@ from slipstream_core.model.quantised.tensors import QuantisedWeightError
 from slipstream_core.model.quantization import MXFP4, Quantization, refuse_narrow, widen
 from slipstream_core.model.random_weights import is_random, random_module
 from slipstream_core.model.tensor_prefixes import renames
-from slipstream_core.model.text_tower import attention_of, auto_class, is_within, remove_towers
+from slipstream_core.model.text_tower import auto_class, is_within, remove_towers
 from slipstream_core.model.unsupported import class_name
 from slipstream_core.sharding.corrections import FUSED_HEADS, LEAD_ALONE
 from slipstream_core.sharding.rank import Rank
@@ -66,7 +66,8 @@ class Wanted:
 
     shell: the model without values. gguf_file: its file, if it is unfolded from one. towers: names
     of parts that it does not need to answer a text. keeps_towers: they stay, to see images.
-    is_coded: it may compute with coded matrices.
+    attention: the functions that its parts are built with. is_coded: it may compute with coded
+    matrices.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Wanted:
     trust_remote_code: bool = False
     towers: tuple[str, ...] = ()
     keeps_towers: bool = False
+    attention: str | dict[str, str] = ATTENTION_NAME
     plan: ShardingPlan | None = None
     rank: Rank | None = None
 
@@ -151,7 +153,7 @@ class _Random:
     def load(self) -> PreTrainedModel:
         wanted = self._wanted
         module = random_module(
-            wanted.config, wanted.dtype, wanted.device, attn_implementation=ATTENTION_NAME
+            wanted.config, wanted.dtype, wanted.device, attn_implementation=wanted.attention
         )
         if self._online is not None:
             _keep_codes(wanted, module, self._online)
@@ -185,7 +187,7 @@ class _GGUF:
                 module = auto_class(wanted.config).from_config(
                     wanted.config,
                     dtype=wanted.dtype,
-                    attn_implementation=attention_of(wanted.config),
+                    attn_implementation=wanted.attention,
                 )
             assert isinstance(module, PreTrainedModel)
             module.generation_config = GenerationConfig.from_pretrained(wanted.source.path)
@@ -399,7 +401,7 @@ def _loaded(
             source.path if state is None else None,
             config=config,
             dtype=wanted.dtype,
-            attn_implementation=attention_of(config),
+            attn_implementation=wanted.attention,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # but for towers they are refused below
             **placed,

@@ -26,10 +26,12 @@ import torch
 from torch import nn
 
 from slipstream_core.attention.interface import (
+    CACHE_NAMES,
     WITHOUT_EFFECT,
     AttentionContext,
     AttentionParams,
     TrialContext,
+    cache_argument,
 )
 from slipstream_core.states.state_cache import (
     EachTokenAlone,
@@ -41,10 +43,9 @@ from slipstream_core.states.state_cache import (
 )
 
 _STATE_METHODS = {"update_conv_state", "update_recurrent_state"}
-_CACHE_NAMES = ("cache_params", "past_key_values", "cache")  # the last since transformers 5.24
 _POSITIONS = {"position_ids", "position_embeddings"}
 # there is no padding to mask; `paged` is attention's
-_IGNORED = WITHOUT_EFFECT | {"attention_mask", "paged", *_CACHE_NAMES}
+_IGNORED = WITHOUT_EFFECT | {"attention_mask", "paged", *CACHE_NAMES}
 
 
 class Mixer:
@@ -61,11 +62,11 @@ class Mixer:
         # those of answers are, as what transformers limits are the chunks of `generate`: prompts
         self.is_limited = is_limited(getattr(module, "time_step_limit", (0.0, inf)))
         self._inner = module.forward
-        names = inspect.signature(self._inner).parameters
-        if _POSITIONS & set(names):
+        self._names = list(inspect.signature(self._inner).parameters)
+        if _POSITIONS & set(self._names):
             raise StateError(f"{self.kind} reads positions")
-        self._cache_name = next((name for name in _CACHE_NAMES if name in names), None)
-        self._num_more = 0  # outputs beside the first one, which are None
+        self._cache_name = next((name for name in CACHE_NAMES if name in self._names), None)
+        self._outputs: list[torch.Size | None] = []  # of a token, where it returns several
 
     def in_float32(self) -> Mixer:
         """A copy with weights of its own, in float32."""
@@ -81,14 +82,29 @@ class Mixer:
 
     def run(self, hidden: torch.Tensor, rows: RowStates) -> torch.Tensor:
         """The original forward of B rows [B, L, width], which continue from `rows`."""
-        outputs = self._inner(hidden, **{str(self._cache_name): rows})
+        return self._joined(self._inner(hidden, **{str(self._cache_name): rows}), hidden)
+
+    def _joined(self, outputs: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """All that it returns for its tokens, side by side: [B, L, ...] each."""
         if isinstance(outputs, torch.Tensor):
             return outputs
-        first: torch.Tensor = outputs[0]
-        if any(each is not None for each in outputs[1:]):
-            raise StateError(f"{self.kind} returns more than hidden states")
-        self._num_more = len(outputs) - 1
-        return first
+        given: list[torch.Tensor] = [each for each in outputs if each is not None]
+        if any(each.shape[:2] != hidden.shape[:2] for each in given):
+            raise StateError(f"{self.kind} returns more than what is of its tokens")
+        self._outputs = [None if each is None else each.shape[2:] for each in outputs]
+        flat = [each.flatten(2) for each in given]
+        return flat[0] if len(flat) == 1 else torch.cat(flat, dim=-1)
+
+    def _parted(self, mixed: torch.Tensor) -> Any:
+        """What `_joined` has put side by side, as it was."""
+        if not self._outputs:
+            return mixed
+        sizes = [each.numel() for each in self._outputs if each is not None]
+        parts = iter(torch.split(mixed, sizes, dim=-1))
+        return tuple(
+            None if each is None else next(parts).reshape(*mixed.shape[:2], *each)
+            for each in self._outputs
+        )
 
     def run_with(
         self,
@@ -113,26 +129,20 @@ class Mixer:
             original.__closure__,
         )
         copied.__kwdefaults__ = original.__kwdefaults__
-        outputs = copied(self.module, hidden, **{str(self._cache_name): cache})
-        mixed: torch.Tensor = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
-        return mixed
+        return self._joined(copied(self.module, hidden, **{str(self._cache_name): cache}), hidden)
 
     def forward(self, hidden_states: torch.Tensor, *unnamed: object, **others: Any) -> Any:
         """Replaces the original forward: the step's tokens [1, T, width], each row from its
         state.
         """
-        if unnamed:
-            raise StateError(
-                f"{self.kind} is called with {len(unnamed)} unnamed arguments beside its inputs"
-            )
+        others |= dict(zip(self._names[1:], unnamed, strict=False))
         carrier = others.get(str(self._cache_name))
         if not isinstance(carrier, StateCarrier):
             raise StateError(f"{self.kind} is given no cache")
         for name, value in others.items():
             if value is not None and name not in _IGNORED:
                 raise StateError(f"{self.kind} is passed {name!r}, whose meaning is not known")
-        mixed = carrier.step.mix(self, hidden_states)
-        return (mixed, *[None] * self._num_more) if self._num_more else mixed
+        return self._parted(carrier.step.mix(self, hidden_states))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +181,8 @@ def install_mixers(model: nn.Module) -> tuple[Mixer, ...]:
             module.forward = mixer.forward
             mixers.append(mixer)
     if mixers:
-        names = inspect.signature(model.forward).parameters
-        name = next((each for each in reversed(_CACHE_NAMES) if each in names), _CACHE_NAMES[-1])
-        model.register_forward_pre_hook(partial(_give_cache, name), with_kwargs=True)
+        give = partial(_give_cache, cache_argument(model.forward))
+        model.register_forward_pre_hook(give, with_kwargs=True)
     return tuple(mixers)
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
+from slipstream_core.attention.interface import NoPast
+
 if TYPE_CHECKING:
     from slipstream_core.states.mixers import Mixer
 
@@ -130,7 +132,7 @@ class MixingStep(Protocol):
         """Run a mixer over T tokens [1, T, width], each row from its own state; returns as many."""
 
 
-class StateCarrier:
+class StateCarrier(NoPast):
     """A model's cache in one forward."""
 
     def __init__(self, step: MixingStep) -> None:
@@ -148,18 +150,6 @@ class StateCarrier:
         kwargs: the forward's, which caches of transformers 5.24 take and nothing here needs.
         """
         return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """No past: positions come with the tokens."""
-        return 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Return 0, as `get_seq_length` does."""
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Length and offset of the keys, for a mask that is not made."""
-        return query_length, 0
 
 
 class EachTokenAlone:

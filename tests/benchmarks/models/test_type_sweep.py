@@ -71,7 +71,7 @@ def test_variants_are_named_by_their_types() -> None:
     found = exact_names()
     assert found["glm_moe_dsa"] == ["GLM-5, within its index_topk"]
     assert "Qwen3.5" in found["qwen3_5_text"]
-    assert "zamba2" not in found
+    assert "mpt" not in found
 
 
 @pytest.mark.tool

@@ -61,11 +61,14 @@ NAMINGS = {
     "as older ones": ("model.language_model.", "language_model.model."),
     "as text": ("model.language_model.", "model."),
 }
+# of which a part beside the language model has a name of its own
+FURTHER = {"VideoLLaMA 3, as text", "MiniCPM-V 4.6, as text"}
 ANY_CLASS = [
     each
     for each in (*tiny_models.ARCHITECTURES, *tiny_models.HYBRIDS)
     if each.name.endswith("as text") and "LLaVA" not in each.name
 ]
+ANY_CLASS += [each for each in tiny_models.FURTHER if each.name in FURTHER]
 
 
 @pytest.mark.parametrize("architecture", ANY_CLASS, ids=lambda each: each.name)
@@ -95,6 +98,24 @@ def test_names_of_another_class_of_the_model_are_read(
         head = module.get_output_embeddings().weight
         assert torch.equal(head, weights[next(each for each in weights if "lm_head" in each)])
         assert not any(is_beside_text(name) for name, _ in module.named_parameters())
+
+
+def test_of_a_model_of_several_the_one_that_writes_is_served(tmp_path: Path) -> None:
+    """Qwen's Omni think, talk and make waves; the whole has no forward."""
+    [thinker] = (each for each in tiny_models.FURTHER if each.name == "Qwen3-Omni, as text")
+    saved = tmp_path / "saved"
+    tiny_models.save(thinker, saved)
+    part = load_model(str(saved), device="cpu").module
+    weights = load_file(saved / "model.safetensors")
+    omni = {f"thinker.{name}": weight for name, weight in weights.items()}
+    for name in ("talker.model.embed_tokens.weight", "code2wav.decoder.0.weight"):
+        omni[name] = torch.zeros(4, 4)
+    whole = transformers.Qwen3OmniMoeConfig(thinker_config=thinker.config().to_dict())
+    whole.save_pretrained(tmp_path)
+    save_file(omni, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    found, expected = load_model(str(tmp_path), device="cpu").module.state_dict(), part.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
 def test_two_language_models_in_a_checkpoint_are_not_guessed_at(

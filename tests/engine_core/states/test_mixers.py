@@ -120,8 +120,49 @@ def test_a_cache_may_have_its_newer_name() -> None:
     mixers, [states] = states_of(ModelOfNewNames(NewName()))
     assert states.recurrent[0].shape == (WIDTH,)
     assert check_continuation(mixers) == ""
-    with pytest.raises(TypeError, match="NewName is called with 1 unnamed arguments"):
-        mixers[0].module(torch.zeros(1, 1, WIDTH), None)
+
+
+class Projects(Decay):
+    """It is called by position, and returns queries in heads, keys, and nothing."""
+
+    def forward(self, hidden_states: Any, cache_params: Any = None, mask: Any = None) -> Any:  # type: ignore[override]
+        assert mask is None
+        mixed = super().forward(hidden_states, cache_params)
+        return mixed.unflatten(-1, (2, WIDTH // 2)), -mixed, None
+
+
+class ModelThatAttends(Model):
+    def forward(self, input_ids: Any, past_key_values: Any = None, **_: Any) -> Any:
+        hidden = input_ids[..., None].expand(-1, -1, WIDTH).float()
+        query, key, nothing = self.mixer(hidden, past_key_values, *self.passed.values())
+        assert nothing is None
+        assert torch.equal(query.flatten(2), -key)
+        return query
+
+
+def test_a_mixer_may_return_several_tensors_of_its_tokens() -> None:
+    mixers, _ = states_of(ModelThatAttends(Projects()))
+    assert check_continuation(mixers) == ""
+    ids = torch.tensor([[5, 7, 9]])
+    model = ModelThatAttends(Projects())
+    install_mixers(model)
+    query = model(input_ids=ids, paged=TrialContext())
+    assert torch.equal(query, ids[..., None, None].expand(-1, -1, 2, WIDTH // 2).float())
+
+
+def test_unnamed_arguments_have_the_names_of_the_forward() -> None:
+    with pytest.raises(StateError, match="passed 'mask', whose meaning is not known"):
+        states_of(ModelThatAttends(Projects(), mask=torch.ones(1)))
+
+
+def test_what_a_mixer_returns_is_of_its_tokens() -> None:
+    class Sums(Decay):
+        def forward(self, hidden_states: Any, cache_params: Any = None, **others: Any) -> Any:
+            mixed = super().forward(hidden_states, cache_params)
+            return mixed, mixed.sum()[None, None]
+
+    with pytest.raises(StateError, match="Sums returns more than what is of its tokens"):
+        states_of(Model(Sums()))
 
 
 def test_a_mixer_is_known_by_what_it_asks_for() -> None:
