@@ -112,7 +112,7 @@ def cache_argument(forward: Callable[..., object]) -> str:
 
 
 class NoPast:
-    """What a cache says to a model whose keys and values are in the paged cache."""
+    """A cache of a model whose keys and values are in the paged cache."""
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """No past: positions come with the tokens."""

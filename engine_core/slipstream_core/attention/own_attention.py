@@ -71,7 +71,7 @@ class _States(_Followed, InContext):
 
     @property
     def shape(self) -> torch.Size:
-        """Of all, whatever was made of them."""
+        """The shape that they were returned with."""
         return self.states.shape
 
     @property
@@ -152,7 +152,7 @@ def _softmax(left: Any, dim: int | None = None, **_: object) -> Any:
 
 
 def _same(left: Any, *_: object, **__: object) -> Any:
-    """Of another type, or without dropout: there is none."""
+    """The same, of another type or without dropout: there is none."""
     return left
 
 

@@ -96,7 +96,7 @@ class Mixer:
         return flat[0] if len(flat) == 1 else torch.cat(flat, dim=-1)
 
     def _parted(self, mixed: torch.Tensor) -> Any:
-        """What `_joined` has put side by side, as it was."""
+        """Return what `_joined` has put side by side, as it was."""
         if not self._outputs:
             return mixed
         sizes = [each.numel() for each in self._outputs if each is not None]
