@@ -671,6 +671,14 @@ NAMED_AND_TAKEN = {
 )
 @example({**NAMED_AND_TAKEN, "allOf": [{"patternProperties": {"^b": True}}]}, {"b": 1, "bc": "x"})
 @example({**NAMED_AND_TAKEN, "allOf": [{"patternProperties": {".*": True}}]}, {"b": 1, "d": "x"})
+@example({**NAMED_AND_TAKEN, "allOf": [{"patternProperties": {"^c": INTEGER}}]}, {"c": 1, "d": "x"})
+@example(
+    {
+        **NAMED_AND_TAKEN,
+        "allOf": [{"patternProperties": {"c$": True}, "additionalProperties": False}],
+    },
+    {"c": 1},
+)
 @given(objects(), st.dictionaries(NAMES, VALUES, max_size=4))
 def test_open_objects_allow_what_the_library_does(
     schema: dict[str, Any], value: dict[str, Any]
