@@ -15,9 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
-import signal
-import socket
 import threading
 from pathlib import Path
 
@@ -27,18 +24,17 @@ from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
 from slipstream_ipc.messages import SCHEMA_MARK, GrammarProcessConfig, GrammarToTry, Tried
 from slipstream_ipc.messages.grammar import Leaves
 from slipstream_ipc.process import start_child
+from slipstream_ipc.sandbox import answer_requests, bound_memory
 
 MAX_CPU_S = 3.0  # per grammar
 _NUM_FOLLOWED = 3  # tokens: an object with too many properties shows it behind its brace
 _STACK_BYTES = 2**22  # less than the core's: what passes here passes there (decision 021)
-_MAX_MEMORY_BYTES = 2**32  # of address space
 
 
 def main() -> int:
-    """Answer until the core closes its end of the socket."""
+    """Answer the core, until it closes its end of the socket."""
     config, _ = start_child("grammar", GrammarProcessConfig)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
+    bound_memory()
     threading.stack_size(_STACK_BYTES)
     thread = threading.Thread(target=_serve, args=(config,))
     thread.start()
@@ -48,17 +44,12 @@ def main() -> int:
 
 def _serve(config: GrammarProcessConfig) -> None:
     vocabulary = Vocabulary(Path(config.tokenizer_json), config.vocab_size, config.eos_ids)
-    with socket.socket(fileno=config.fd) as core, core.makefile("rwb") as lines:
-        answer = Tried()
-        while True:
-            lines.write(msgspec.json.encode(answer) + b"\n")
-            lines.flush()
-            asked = lines.readline()
-            if not asked:
-                return
-            signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # SIGPROF ends the process
-            answer = _try(vocabulary, msgspec.json.decode(asked, type=GrammarToTry))
-            signal.setitimer(signal.ITIMER_PROF, 0.0)
+
+    def answer(asked: bytes) -> bytes:
+        grammar = msgspec.json.decode(asked, type=GrammarToTry)
+        return msgspec.json.encode(_try(vocabulary, grammar))
+
+    answer_requests(config.fd, answer, MAX_CPU_S)
 
 
 def _try(vocabulary: Vocabulary, asked: GrammarToTry) -> Tried:

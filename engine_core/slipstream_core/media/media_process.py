@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import io
 import os
-import resource
-import signal
-import socket
 import sys
 from typing import Any
 
@@ -27,11 +24,10 @@ from slipstream_ipc.messages import (
     PreparedImage,
 )
 from slipstream_ipc.process import start_child
+from slipstream_ipc.sandbox import answer_requests, bound_memory
 from slipstream_ipc.validation.image_header import fitted_size, image_header
 
 MAX_CPU_S = 20.0  # per image
-LENGTH_BYTES = 8  # in front of each message
-_MAX_MEMORY_BYTES = 2**32  # of address space
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
 # EXIF's orientations as numbers of Pillow's `Transpose`
 _TRANSPOSED = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
@@ -39,29 +35,23 @@ _ERROR_CHARS = 300
 
 
 def main() -> int:
-    """Answer until the core closes its end of the socket."""
+    """Answer the core, until it closes its end of the socket."""
     config, _ = start_child("media", MediaProcessConfig)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
+    bound_memory()
     sys.modules["torch"] = None  # type: ignore[assignment]  # it takes most of the start
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would warn about the missing torch
-    processor, answer = None, PreparedImage()
+    processor, why_not = None, ""
     try:
         processor = load_processor(config.folder)
     except Exception as error:
-        answer = PreparedImage(error=_said(error))
-    with socket.socket(fileno=config.fd) as core, core.makefile("rwb") as stream:
-        while True:
-            data = msgspec.msgpack.encode(answer)
-            stream.write(len(data).to_bytes(LENGTH_BYTES, "little") + data)
-            stream.flush()
-            head = stream.read(LENGTH_BYTES)
-            if len(head) < LENGTH_BYTES:
-                return 0
-            asked = stream.read(int.from_bytes(head, "little"))
-            signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # SIGPROF ends the process
-            answer = prepared(processor, msgspec.msgpack.decode(asked, type=ImageToPrepare))
-            signal.setitimer(signal.ITIMER_PROF, 0.0)
+        why_not = f"its image processor cannot be loaded ({_said(error)})"
+
+    def answer(asked: bytes) -> bytes:
+        image = msgspec.msgpack.decode(asked, type=ImageToPrepare)
+        return msgspec.msgpack.encode(prepared(processor, image))
+
+    answer_requests(config.fd, answer, MAX_CPU_S, why_not)
+    return 0
 
 
 def load_processor(folder: str) -> Any:

@@ -36,7 +36,7 @@ put it into a grammar, all that it says.
 
 
 class GrammarToTry(Struct, frozen=True, omit_defaults=True):
-    """A grammar, a line of JSON; frame: as in Admit."""
+    """A grammar; frame: as in Admit."""
 
     outputs: StructuredOutputs
     frame: str = ""
@@ -44,7 +44,7 @@ class GrammarToTry(Struct, frozen=True, omit_defaults=True):
 
 
 class Tried(Struct, frozen=True, omit_defaults=True):
-    """The result for a grammar, a line of JSON; the first line has no fields: the process is ready.
+    """The result for a grammar.
 
     text: the grammar in the library's form. error: why it does not compile. left_out: paths of
     keywords of schemas that it lacks, as they cannot be enforced.

@@ -69,9 +69,7 @@ class PixelArray(Struct, array_like=True, frozen=True):
 
 
 class PreparedImage(Struct, array_like=True, frozen=True):
-    """The arrays that a model's own processor makes of an image, or why it makes none; without
-    either it is ready for the first one.
-    """
+    """The arrays that a model's own processor makes of an image, or why it makes none."""
 
     arrays: tuple[PixelArray, ...] = ()
     error: str = ""

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from tests.helpers.patience import PATIENCE_S
 from tokenizers import Tokenizer
 
 from slipstream.demo_model import MODEL_PATH
@@ -67,11 +66,6 @@ def trial() -> Iterator[GrammarTrial]:
     one.close()
 
 
-def pid_of(trial: GrammarTrial) -> int:
-    assert trial._process is not None
-    return trial._process.pid
-
-
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_chain_longer_than_the_stack_is_refused(trial: GrammarTrial, name: str) -> None:
     with pytest.raises(GrammarError, match="crashes the grammar library"):
@@ -90,27 +84,7 @@ def test_what_takes_too_long_to_compile_is_refused(trial: GrammarTrial, name: st
 def test_what_does_not_compile_is_refused_with_the_reason(trial: GrammarTrial) -> None:
     with pytest.raises(GrammarError, match="unclosed group"):
         trial.ask(StructuredOutputs(regex="(a"))
-    first = pid_of(trial)
     assert trial.ask(GOOD)
-    assert pid_of(trial) == first
-
-
-def test_a_process_that_is_killed_is_replaced_and_asked_again(trial: GrammarTrial) -> None:
-    trial.ask(GOOD)
-    first = pid_of(trial)
-    assert trial._process is not None
-    trial._process.kill()
-    trial._process.wait(PATIENCE_S)
-    assert trial.ask(GOOD)
-    assert pid_of(trial) != first
-
-
-def test_closed_it_starts_no_more(trial: GrammarTrial) -> None:
-    trial.ask(GOOD)
-    trial.close()
-    trial.close()
-    with pytest.raises(OSError):
-        trial.ask(GOOD)
 
 
 def test_what_it_gives_compiles_here(trial: GrammarTrial) -> None:

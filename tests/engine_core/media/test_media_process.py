@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,16 +66,6 @@ def test_a_bad_file_is_refused_and_the_process_goes_on(process: MediaProcess) ->
             process.prepare(bad)
     process.prepare(good)
     assert process.pid == before
-
-
-def test_a_death_is_no_images_fault_and_two_are(process: MediaProcess) -> None:
-    good = picture(3)
-    process.prepare(good)
-    before = process.pid
-    assert before is not None
-    os.kill(before, signal.SIGKILL)
-    process.prepare(good)
-    assert process.pid != before
 
 
 def test_what_takes_too_long_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
