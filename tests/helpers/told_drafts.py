@@ -15,7 +15,9 @@ from slipstream_ipc.row_set import RowSet
 
 
 class ToldDrafts:
-    """Implements Drafter. texts: prompt and outputs of each row, no two of which begin alike."""
+    """Implements Drafter. texts: prompt and outputs of each row; where two begin alike, one goes on
+    behind the other's end.
+    """
 
     awaits_tokens = True
 
@@ -57,7 +59,8 @@ class ToldDrafts:
         begin = self._tokens.length(row)
         said = self._tokens.read(row, 0, begin).tolist()
         # a core goes on until it hears that a text has ended
-        [text] = [each for each in self._texts if list(each[:begin]) == said[: len(each)]]
+        alike = [each for each in self._texts if list(each[:begin]) == said[: len(each)]]
+        text = max(alike, key=len, default=())  # nothing behind what was not told
         draft = list(text[begin : begin + min(limit, self._most)])
         right = self._random.randint(0, self._most)
         if right < len(draft):

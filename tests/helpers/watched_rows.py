@@ -10,7 +10,7 @@ from slipstream_core.grammar.reasoning.reasoning_state import NEVER
 class WatchedReasoning:
     """Reasoning that a token ends; all tokens behind that need masks. Stands for ReasoningState."""
 
-    masks_ids = watches_all = False
+    masks_ids = watches_all = follows_grammar = False
 
     def __init__(self, end: int, outputs: Sequence[int] = ()) -> None:
         """outputs: those that the request has when it comes."""

@@ -87,8 +87,9 @@ def new_scheduler(
     """A scheduler with `requests` queued as rows 0, 1, 2, …
 
     info: of the model whose prefixes are cached, in as many slots as its runner has; None: nothing
-    is cached, and all requests run at once. tokens: the histories; default: new ones. drafter: if
-    the runner takes drafts; by_model: the part of it that its draft model drafts for.
+    is cached, and all requests run at once; with drafts, of a model without states. tokens: the
+    histories; default: new ones. drafter: if the runner takes drafts; by_model: the part of it that
+    its draft model drafts for.
     """
     tokens = TokenLog() if tokens is None else tokens
     scheduler = Scheduler(
@@ -99,6 +100,7 @@ def new_scheduler(
             enable_prefix_caching=info is not None,
             has_states=info is not None and info.has_states,
             num_snapshots=info.num_snapshots if info else 0,
+            num_draft_states=info.num_draft_states if info else 0,
             caches_answers=info is None or info.caches_answers,
             has_draft_model=by_model is not None,
         ),

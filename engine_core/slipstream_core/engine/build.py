@@ -224,6 +224,7 @@ class _OwnEngine:
                 enable_prefix_caching=config.enable_prefix_caching,
                 has_states=info.has_states,
                 num_snapshots=info.num_snapshots,
+                num_draft_states=info.num_draft_states,
                 caches_answers=info.caches_answers,
                 has_draft_model=by_model is not None,
             ),

@@ -3,7 +3,8 @@ keep, as limited by the memory that states take.
 
 A request that runs has the same states however long it is. Their memory is part of the cache's and
 taken out of it first: for as many requests as may run, as each of them can be admitted at any time,
-and for the copies that prompts with equal beginnings share (`num_snapshots`). Blocks get the rest.
+for the copies that prompts with equal beginnings share (`num_snapshots`), and for those in front of
+drafts (`num_draft_states`). Blocks get the rest.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _SHARE = 0.4  # of the cache, by default
 _SNAPSHOTS_SHARE = 0.1  # likewise
 _FEW_SNAPSHOTS = 16  # more than that share where that is fewer, but not more than
 _MOST_SNAPSHOTS_SHARE = 0.25
+_DRAFTED_ROWS = 4  # that have as many drafts as they may
 _GIB = 2**30
 _MIB = 2**20
 
@@ -31,6 +33,20 @@ _MIB = 2**20
 def states_bytes(model: LoadedModel, config: CoreConfig) -> int:
     """Bytes of the states of all slots."""
     return config.max_num_seqs * model.state_bytes
+
+
+def num_draft_states(model: LoadedModel, config: CoreConfig, cache: int) -> int:
+    """Return how many drafts a step may have, each of which takes a state, of `cache` bytes for
+    everything; 0 where nothing is drafted, or no state has room.
+    """
+    given, each = config.speculative_config, model.state_bytes
+    if given is None:
+        return 0
+    most = given.num_speculative_tokens
+    share = max(int(_SNAPSHOTS_SHARE * cache), min(most * each, int(_MOST_SNAPSHOTS_SHARE * cache)))
+    num = min(_DRAFTED_ROWS * most, share // each)
+    logger.info("steps may have %d drafts, whose states take %.2f GiB", num, num * each / _GIB)
+    return num
 
 
 def num_snapshots(model: LoadedModel, config: CoreConfig, cache: int) -> int:

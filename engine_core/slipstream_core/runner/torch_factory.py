@@ -40,7 +40,12 @@ from slipstream_core.runner.kv_cache_size import (
     free_before_loading,
     no_room,
 )
-from slipstream_core.runner.state_memory import num_snapshots, states_bytes, with_states
+from slipstream_core.runner.state_memory import (
+    num_draft_states,
+    num_snapshots,
+    states_bytes,
+    with_states,
+)
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
 from slipstream_core.runner.warm_up import decode_times, keep_freed_memory, warm_up
 from slipstream_core.sharding.collectives import least_over_ranks
@@ -95,13 +100,15 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         cache = int(config.kv_cache_gib * 2**30)  # of all ranks together
         if config.num_blocks is None and not config.touches_cache:  # nobody has asked for this size
             cache = default_cache(cache, num_local * kept, read_host_memory())
-    snapshots = 0
+    snapshots = draft_states = 0
     if model.states:
-        snapshots = num_snapshots(model, config, cache)
-        config = with_states(model, config, cache - snapshots * model.state_bytes)
+        draft_states = num_draft_states(model, config, cache)
+        snapshots = num_snapshots(model, config, cache - draft_states * model.state_bytes)
+        kept_states = (snapshots + draft_states) * model.state_bytes
+        config = with_states(model, config, cache - kept_states)
     elif config.state_cache_gib is not None:
         logger.warning("state_cache_gib has no effect: %s carries no recurrent states", model.name)
-    states = states_bytes(model, config) + snapshots * model.state_bytes
+    states = states_bytes(model, config) + (snapshots + draft_states) * model.state_bytes
     native = config.native
     if rank is not None and native:
         # one without a compiler would order its rows otherwise, and record and sample otherwise
@@ -117,6 +124,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         num_snapshots=snapshots,
+        num_draft_states=draft_states,
     )
 
     sizes = graph_sizes(model, config)

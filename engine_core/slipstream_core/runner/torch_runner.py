@@ -128,6 +128,7 @@ class TorchRunner:
         tracer: Tracer | None = None,
         kernel_config: KernelConfig = KernelConfig(),
         num_snapshots: int = 0,
+        num_draft_states: int = 0,
         lora: LoraConfig | None = None,
         has_predecessor: bool = False,
     ) -> None:
@@ -135,8 +136,9 @@ class TorchRunner:
 
         `max_row_len` is how many tokens a row may have; None: as many as the cache has room for.
         `tracer` is used by the device's thread only. `num_snapshots` is how many copies of a row's
-        recurrent states there is room for. `lora`: its adapters; with `has_predecessor` one that
-        cannot be read any more is left out. Raises ModelLoadError.
+        recurrent states there is room for, `num_draft_states` how many more for drafts. `lora`:
+        its adapters; with `has_predecessor` one that cannot be read any more is left out. Raises
+        ModelLoadError.
         """
         capture, copies = kernel_config.capture, kernel_config.copies
         if num_blocks < 2:
@@ -160,6 +162,7 @@ class TorchRunner:
             has_states=bool(model.states),
             caches_answers=not model.is_limited,
             num_snapshots=num_snapshots,
+            num_draft_states=num_draft_states,
             media=model.sight.card,
             encoder=model.sight.encoder,
         )
@@ -214,7 +217,7 @@ class TorchRunner:
                 dict(enumerate(model.states)),
                 max_num_seqs,
                 model.device,
-                num_snapshots=num_snapshots,
+                num_snapshots=num_snapshots + num_draft_states,
             )
         self._vision = model.sight.vision
         self._sites: dict[str, Site] | None = None if lora is None else {}
@@ -228,7 +231,8 @@ class TorchRunner:
         if lora is not None:
             self._load_adapters(model, lora, is_left_out=has_predecessor)
         # the rest computes a row otherwise beside others, or cannot take its tokens back
-        if copies is None and model.rank is None and not model.states:
+        may_draft = not model.states or num_draft_states > 0
+        if copies is None and model.rank is None and may_draft:
             is_exact = isinstance(self._model, DecodesInOneCall) and self._model.has_exact_rows
             self.info = replace(self.info, takes_drafts=is_exact)
         tables_device = self._attention.tables_device
@@ -523,22 +527,23 @@ class TorchRunner:
         graphs = self._graphs if self._graphs is not None and self._graphs.takes(plan) else None
         if graphs is None or not graphs.takes_entries(plan):
             self._tables.append(plan)
-        drafts = None
+        drafts, whole = None, None
         if plan.draft_lens is not None:
-            drafts = unfold(plan)
+            drafts, whole = unfold(plan), plan
             plan = drafts.plan
         if self._device.type == "cpu":
             is_list = self._is_recorded and plan.num_decodes == len(plan.kv_lens)
             self._threads.begin_forward(is_list=is_list)
-        logits = self._forward(plan) if graphs is None else graphs.forward(plan)
+        logits = self._forward(plan, whole) if graphs is None else graphs.forward(plan)
         if self._device.type == "cpu":
             self._threads.end_forward()
         return self._sampling.result_of(plan, logits, graphs, drafts)
 
-    def _forward(self, plan: StepPlan) -> torch.Tensor:
+    def _forward(self, plan: StepPlan, whole: StepPlan | None = None) -> torch.Tensor:
         """Logits of the sampled rows' last tokens, [S, vocab] in the model's dtype.
 
-        The logits of the plan's `prompt` positions, if any, are appended.
+        The logits of the plan's `prompt` positions, if any, are appended. whole: the plan before
+        its drafts became rows, if it has some; states are of its rows.
         """
         assert self._attention is not None
         order = self._attention.order(plan)
@@ -561,7 +566,7 @@ class TorchRunner:
             of_tokens = np.repeat(plan.adapters, plan.query_lens)
             context.adapters = self.adapters.of_step(of_tokens, of_tokens[kept])
         if self._states is not None:
-            context = self._with_mixers(context, self._states, plan, order.rows)
+            context = self._with_mixers(context, self._states, whole or plan, order.rows)
         return self._model(ids[None], positions[None], keep, context)[0]
 
     def _with_images(self, inputs: _Inputs, media: MediaPlan, tokens: Selector) -> torch.Tensor:

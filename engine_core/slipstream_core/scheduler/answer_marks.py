@@ -53,6 +53,10 @@ class AnswerMarks:
         """The snapshots of these slots [n], -1: none yet."""
         return self._place.take(slots)
 
+    def num_blocks(self, slots: Int64s) -> Int64s:
+        """The blocks in front of what is saved of these slots [n], [n]."""
+        return self._num_blocks.take(slots)
+
     def give_places(self, slots: Int64s, most: int) -> Int64s:
         """The snapshots as `places`, where those of these slots that have none were given one while
         there are fewer than `most` in all, and room.

@@ -30,11 +30,12 @@ from slipstream_core.kvcache.prefix_cache import PrefixCache
 from slipstream_core.kvcache.snapshots import Snapshots
 from slipstream_core.media.places import MediaPlaces
 from slipstream_core.scheduler.answer_marks import AnswerMarks
+from slipstream_core.scheduler.draft_states import DraftStates
 from slipstream_core.scheduler.launched_steps import BlockUse, LaunchedSteps
 from slipstream_core.scheduler.request_table import NO_SLOT, RequestTable, SlotTable
-from slipstream_core.scheduler.state_marks import answer_marks, state_marks
+from slipstream_core.scheduler.state_marks import answer_marks, last_answer_mark, state_marks
 from slipstream_core.scheduler.state_twins import StateTwins
-from slipstream_core.step.plan import FrontSaves, SnapshotPlan
+from slipstream_core.step.plan import Alternation, FrontSaves, SnapshotPlan
 from slipstream_ipc.arrays import Bools, Int32s, Int64s
 from slipstream_ipc.history.pages import spans
 from slipstream_ipc.history.token_log import TokenLog
@@ -52,6 +53,7 @@ class CacheConfig:
     enable_prefix_caching: bool = False
     has_states: bool = False  # the model carries recurrent states
     num_snapshots: int = 0  # copies of those that can be kept; without any nothing is cached
+    num_draft_states: int = 0  # and behind these, copies for the tokens in front of drafts
     caches_answers: bool = True  # False: the model computes them otherwise than prompts
     has_draft_model: bool = False  # which keeps its own keys in the same blocks
 
@@ -104,6 +106,9 @@ class RequestBlocks:
         self._saved_ends: list[tuple[int, bytes]] = []  # of these saves: blocks, the last's digest
         self.marks = AnswerMarks(self.snapshots, len(slots.row))
         self.twins = StateTwins(self.snapshots, len(slots.row))
+        self.draft_states = DraftStates(
+            len(slots.row) + num_snapshots, cache.num_draft_states, len(slots.row)
+        )
         # by row: how many of its blocks were cached, where fewer had a snapshot behind them
         self._branches: dict[int, int] = {}
         self._shortage: _Shortage | None = None  # of the request that found no room last
@@ -227,6 +232,20 @@ class RequestBlocks:
         """The most answers that have a snapshot: with second places, half of all snapshots."""
         return (self.snapshots.num - 1) // 2 - len(self.twins)
 
+    def find_front_marks(self, slots: Int64s, computed: Int64s) -> tuple[Int64s, Int64s]:
+        """The slots [m], of these [n], whose rows have computed so many tokens, of which a step may
+        save states in front of it, and the numbers of whole blocks in front of these states: what
+        a row has computed, or the mark that one with drafts has passed.
+        """
+        size = self._block_size
+        num_blocks, is_there = computed // size, computed % size == 0
+        if self.draft_states.is_used:
+            passed = last_answer_mark(num_blocks, size)
+            has_passed = ~is_there & self.draft_states.hold(slots, passed * size)
+            num_blocks = np.where(has_passed, passed, num_blocks)
+            is_there |= has_passed
+        return slots[is_there], num_blocks[is_there]
+
     def find_answer_marks(self, slots: Int64s, num_blocks: Int64s) -> Int64s:
         """Indices [m] of those of these slots [n], whose rows have computed so many whole blocks,
         whose states are to be saved there (`mark_answers`).
@@ -314,7 +333,7 @@ class RequestBlocks:
     @property
     def moves_states(self) -> bool:
         """True if the step that is being planned loads or saves states, or may have to."""
-        return bool(self._loads or self._saves or len(self.twins))
+        return bool(self._loads or self._saves or len(self.twins) or self.draft_states.is_used)
 
     def take_snapshots(
         self,
@@ -322,24 +341,34 @@ class RequestBlocks:
         rows: Int64s,
         watched: Bools | None = None,
         fronts: FrontSaves | None = None,
+        draft_lens: Int64s | None = None,
     ) -> SnapshotPlan | None:
         """The snapshots that the planned step of these rows [R] loads and saves; None if there are
-        none. watched: those whose steps may be dropped. fronts: saved in front of it.
+        none. watched: those whose steps may be dropped. fronts: saved in front of it. draft_lens:
+        the drafts of each row, if any has some.
         """
         loads, saves = self._loads, self._saves
         requests, alternation = self._requests, None
         front_places, front_saves = (_NO_SNAPSHOTS, _NO_SNAPSHOTS) if fronts is None else fronts
-        if len(self.twins):
-            places = [self.twins.place(slot) for slot in front_places.tolist()]
-            front_places = np.array(places, np.int64)
+        if len(self.twins) or self.draft_states.is_used:
+            front_places = self._front_places(front_places)
         if self._has_snapshots and watched is not None and (len(self.twins) or watched.any()):
             most = len(self.twins) + max(0, self._most_answers - len(self.marks))
             alternation = self.twins.alternate(step, requests.slot[rows], watched, most=most)
+        drafted: tuple[Int64s, Int64s, Int64s] = _NO_SNAPSHOTS, _NO_SNAPSHOTS, _NO_SNAPSHOTS
+        if draft_lens is not None or self.draft_states.is_used:
+            alternation, drafted = self._for_drafts(rows, draft_lens, alternation)
+        save_rows, save_lens, save_places = drafted
         if not loads and not saves:
-            if fronts is None and alternation is None:
+            if fronts is None and alternation is None and not len(save_rows):
                 return None
             return SnapshotPlan(
-                front_places=front_places, front_saves=front_saves, alternation=alternation
+                save_rows=save_rows,
+                save_lens=save_lens,
+                saves=save_places,
+                front_places=front_places,
+                front_saves=front_saves,
+                alternation=alternation,
             )
         self._loads, self._saves = [], []
         self.snapshots.publish()
@@ -350,16 +379,62 @@ class RequestBlocks:
         return SnapshotPlan(
             load_slots=slots[[row for row, _ in loads]].astype(np.int64),
             loads=np.array([snapshot for _, snapshot in loads], np.int64),
-            save_rows=np.array([at[row] for row, _, _ in saves], np.int64),
-            save_lens=np.array([length for _, length, _ in saves], np.int64),
-            saves=np.array([snapshot for _, _, snapshot in saves], np.int64),
+            # prompts come behind the rows that have drafts
+            save_rows=np.append(save_rows, [at[row] for row, _, _ in saves]).astype(np.int64),
+            save_lens=np.append(save_lens, [length for _, length, _ in saves]).astype(np.int64),
+            saves=np.append(save_places, [snapshot for _, _, snapshot in saves]).astype(np.int64),
             front_places=front_places,
             front_saves=front_saves,
             alternation=alternation,
         )
 
+    def _front_places(self, slots: Int64s) -> Int64s:
+        """The places of the states behind the marks of these slots [n]."""
+        twins = np.array([self.twins.place(slot) for slot in slots.tolist()], np.int64)
+        if not self.draft_states.is_used:
+            return twins
+        found = self.draft_states.places(slots, self.marks.num_blocks(slots) * self._block_size)
+        return np.where(found < 0, twins, found)
+
+    def _for_drafts(
+        self, rows: Int64s, draft_lens: Int64s | None, alternation: Alternation | None
+    ) -> tuple[Alternation | None, tuple[Int64s, Int64s, Int64s]]:
+        """The places that the planned step of these rows [R] reads and writes, and rows, lengths
+        and snapshots of the states that it saves in front of drafts. alternation: without drafts.
+        """
+        slots, states = self._requests.slot[rows], self.draft_states
+        drafted = _NO_SNAPSHOTS, _NO_SNAPSHOTS, _NO_SNAPSHOTS
+        if draft_lens is None:
+            states.forget_last()
+        else:
+            places = states.give(slots, self._requests.computed[rows], draft_lens)
+            lens = spans(np.ones(len(rows), np.int64), draft_lens)
+            drafted = (
+                np.repeat(np.arange(len(rows)), draft_lens),
+                lens,
+                places - len(self._slots.row),
+            )
+        held = states.take(slots)
+        is_held = held >= 0
+        if not is_held.any():
+            return alternation, drafted
+        reads, writes, alternates = np.where(is_held, held, slots), slots.copy(), is_held.copy()
+        if alternation is not None:
+            at = alternation.rows
+            alternates[at] = True
+            reads[at] = np.where(is_held[at], held[at], alternation.reads)
+            writes[at] = alternation.writes
+        at = np.flatnonzero(alternates)
+        return Alternation(at, reads[at], writes[at]), drafted
+
+    def settle_drafts(self, slots: Int64s) -> None:
+        """The step that had drafts is answered; slots: of its rows that go on, [n]."""
+        if self.draft_states.is_used:
+            self.draft_states.settle(slots, self._requests.computed[self._slots.row[slots]])
+
     def release(self, rows: Int64s) -> None:
         """Take slots and blocks from running requests, all different."""
+        self.draft_states.release(self._requests.slot[rows])
         if self._cache is not None:
             self._register_sampled(rows)
             if len(self.marks):

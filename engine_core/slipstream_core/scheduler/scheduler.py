@@ -16,7 +16,8 @@ from the runner into the history.
   and is dropped, and the next step computes all of its new tokens in a chunk. So it is where a
   token shows that the next one needs a mask (`reasoning_rows`). Keys are written again, but a
   recurrent state has run ahead: such a row goes on from its second place (`state_twins`), or is
-  preempted, and begins behind the last state of its tokens that the prefix cache has.
+  preempted, and begins behind the last state of its tokens that the prefix cache has. Behind
+  drafts it goes on from the state that is right (`draft_states`).
 - Where a drafter foresees tokens, a step computes drafts of the rows that decode as well. What is
   sampled behind them decides how far rows came, so it is planned once all steps before are
   answered, and nothing is planned behind it. Blocks in which all drafts were wrong are freed.
@@ -396,7 +397,9 @@ class Scheduler:
         if plan.draft_lens is not None:
             rows = sampled.rows.array
             slots = self._requests.slot[rows]
-            self._blocks.cut(slots[slots != NO_SLOT])
+            slots = slots[slots != NO_SLOT]
+            self._blocks.cut(slots)
+            self._blocks.settle_drafts(slots)
         if self._proposals is not None:
             self._proposals.took_in(sampled.rows, sampled.token_ids, sampled.counts)
         if self._drafter is not None:
@@ -802,6 +805,8 @@ class Scheduler:
             followed = np.flatnonzero(is_cut)
             free = requests.masked_from[rows[followed]] - known[followed] - 1
             most[followed] = np.minimum(most[followed], free)
+        if self._has_states:
+            most = np.minimum(most, self._blocks.draft_states.num_free)
         return np.maximum(most, 0)
 
     def _drafts(
@@ -815,6 +820,8 @@ class Scheduler:
         if drafts is None:
             return None
         left_over = self._max_num_batched_tokens - len(rows) - num_beside
+        if self._has_states:
+            left_over = min(left_over, self._blocks.draft_states.num_free)
         lens = np.minimum(np.cumsum(drafts.lens), left_over)
         lens = np.diff(lens, prepend=0)
         lens = self._blocks.grow_for_drafts(requests.slot[rows], lens)
@@ -846,10 +853,10 @@ class Scheduler:
         """The states of these rows that are saved in front of the step being planned."""
         if not self._blocks.has_snapshots:
             return None
-        computed = self._requests.computed.take(decoding)
-        begun = np.flatnonzero(computed % self._block_size == 0)
-        slots = self._requests.slot.take(decoding.take(begun))
-        num_blocks = computed.take(begun) // self._block_size
+        requests = self._requests
+        slots, num_blocks = self._blocks.find_front_marks(
+            requests.slot.take(decoding), requests.computed.take(decoding)
+        )
         found = self._blocks.find_answer_marks(slots, num_blocks)
         if not len(found):
             return None
@@ -864,7 +871,9 @@ class Scheduler:
             requests = self._requests
             watched = requests.may_need_mask.take(rows.array)
             watched &= requests.masked_from.take(rows.array) > columns.kv_lens
-        return self._blocks.take_snapshots(self._step, rows.array, watched, fronts)
+        return self._blocks.take_snapshots(
+            self._step, rows.array, watched, fronts, columns.draft_lens
+        )
 
     def _end_batch(self) -> None:
         """End the decode batch; a request comes or goes, or needs attention."""
@@ -882,7 +891,10 @@ class Scheduler:
         self._step += 1
         snapshots = None
         if self._has_states and (
-            fronts is not None or self._reasoning or self._blocks.moves_states
+            fronts is not None
+            or self._reasoning
+            or columns.draft_lens is not None
+            or self._blocks.moves_states
         ):
             snapshots = self._snapshots(columns, rows, fronts)
         plan = self._builder.build(columns, step=self._step, snapshots=snapshots)

@@ -44,5 +44,11 @@ def answer_marks(num_blocks: npt.NDArray[np.int64], block_size: int) -> npt.NDAr
     return marked
 
 
+def last_answer_mark(num_blocks: npt.NDArray[np.int64], block_size: int) -> npt.NDArray[np.int64]:
+    """The blocks in front of the last mark of an answer of so many blocks, [n]."""
+    interval = _blocks(_BACK, block_size)
+    return num_blocks // interval * interval
+
+
 def _blocks(num_tokens: int, block_size: int) -> int:
     return max(1, -(-num_tokens // block_size))

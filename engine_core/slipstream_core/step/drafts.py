@@ -52,10 +52,11 @@ class Accepted(NamedTuple):
 
 
 def unfold(plan: StepPlan) -> Unfolded:
-    """Put a row of one token in place of each token of the rows that have drafts."""
+    """Put a row of one token in place of each token of the rows that have drafts. Recurrent states
+    are those of the plan's own rows.
+    """
     drafts = plan.draft_lens
     assert drafts is not None
-    assert plan.snapshots is None
     num_rows = 1 + drafts  # [R], of one token each where there are drafts
     rows = np.repeat(np.arange(plan.num_requests), num_rows)
     behind = (np.cumsum(num_rows) - 1)[rows] - np.arange(len(rows))  # tokens of the row
@@ -82,6 +83,7 @@ def unfold(plan: StepPlan) -> Unfolded:
         kv_lens=(plan.kv_lens[rows] - behind).astype(np.int32),
         grammar_rows=spans(firsts[plan.grammar_rows], num_places[plan.grammar_rows]),
         draft_lens=None,
+        snapshots=None,
         **columns,
     )
     lasts = np.cumsum(query_lens, dtype=np.int64) - 1

@@ -93,9 +93,12 @@ class SnapshotPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False
     load_slots: Int64s = _NOTHING  # [L] of rows that begin behind a shared prefix
     loads: Int64s = _NOTHING  # [L] snapshots
     save_rows: Int64s = _NOTHING  # [M] indices among the plan's R rows, ascending
-    # [M] behind so many of the row's tokens in this step, ascending in a row
+    # [M] behind so many of the row's tokens in this step, ascending in a row; of one with drafts
+    # behind each token but the last
     save_lens: Int64s = _NOTHING
-    saves: Int64s = _NOTHING  # [M] snapshots, all different, also from `front_saves`
+    # [M] snapshots, all different, also from `front_saves`; those in front of drafts have numbers
+    # behind the prefix cache's
+    saves: Int64s = _NOTHING
     # [F] of rows whose states are saved as they are before the forward
     front_places: Int64s = _NOTHING
     front_saves: Int64s = _NOTHING  # [F] snapshots
@@ -356,7 +359,8 @@ class ImageEncoder(Protocol):
 
 NOT_DRAFTED = (
     "drafts are verified where a row's numbers do not depend on the rows beside it: float32 models "
-    "on a CPU, in one process, whose layers have only attention and matrices that kernels here know"
+    "on a CPU, in one process, whose decode steps are one call of kernels here; of hybrid models "
+    "where kv_cache_gib has room for the states in front of drafts"
 )
 """The reason why nothing is drafted of a model that does not take drafts."""
 
@@ -375,6 +379,7 @@ class ModelInfo:
     max_num_seqs: int | None = None  # rows that its runner has room for; None: as configured
     has_states: bool = False  # recurrent ones, which cannot be taken back by a token
     num_snapshots: int = 0  # of such states, for the prefix cache; 0 turns that off
+    num_draft_states: int = 0  # drafts that a step may have of a model with such states
     caches_answers: bool = True  # False: it computes them otherwise than prompts
     max_logprobs: int | None = None  # per token, that a request may ask for; None: as configured
     engine: str = ""  # another project's, with its version

@@ -202,7 +202,7 @@ def test_arrivals_are_recorded(
     runner = make((1, 4, 16), OpRecorder(), buckets)
     eager: list[StepPlan] = []
     forward = runner._forward
-    monkeypatch.setattr(runner, "_forward", lambda plan: (eager.append(plan), forward(plan))[1])
+    monkeypatch.setattr(runner, "_forward", lambda plan, _: (eager.append(plan), forward(plan))[1])
     requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS]
     driver = Driver(runner, budget=budget, depth=depth, seed=budget)
     driver.run(requests)

@@ -30,6 +30,7 @@ from slipstream_core.runner.draft_model import check_draft_model
 from slipstream_core.runner.kv_cache_size import block_bytes
 from slipstream_core.runner.torch_factory import load_draft_model, load_runner
 from slipstream_core.runner.torch_runner import KernelConfig, TorchRunner
+from slipstream_core.scheduler import state_marks
 from slipstream_core.sharding.rank import Rank
 from slipstream_core.step.plan import ModelInfo, StepPlan, StepResult
 from slipstream_ipc.history.token_log import TokenLog
@@ -50,9 +51,14 @@ DRAFTED |= {"Granite", "OLMo 2", "OLMo 3", "SmolLM3", "Seed-OSS", "Mistral 3, as
 DRAFTED |= {"Qwen2-VL, as text", "Qwen2.5-VL, as text", "Qwen3-VL, as text", "LLaVA, as text"}
 DRAFTED |= {"Qwen3-MoE", "Qwen2-MoE", "Mixtral", "GPT-OSS", "Granite-MoE", "OLMoE", "GLM-4-MoE"}
 DRAFTED |= {"Qwen3-VL-MoE, as text"}
+HYBRIDS = {"Qwen3.5", "Qwen3.5-MoE", "Qwen3.5, as text", "Qwen3.5-MoE, as text", "OLMo Hybrid"}
+HYBRIDS |= {"LFM2", "LFM2-MoE", "LFM3", "LFM2-VL, as text", "Bamba", "Granite 4-H", "Falcon-H1"}
+HYBRIDS |= {"Nemotron-H", "Nemotron-H, limited", "Nemotron-H, experts", "Mamba", "Falcon-Mamba"}
+HYBRIDS |= {"Mamba 2", "Jamba"}
+DRAFTED |= HYBRIDS
 QUICK = {"Llama", "Qwen3", "OLMo 2", "Qwen3-MoE", "Qwen3.5"}
-# latents, states, operators of torch's in between
-UNDRAFTED = {"DeepSeek V3 (MLA)", "Qwen3.5", "OPT"}
+# latents, with states besides, operators of torch's in between
+UNDRAFTED = {"DeepSeek V3 (MLA)", "Kimi Linear (MLA)", "OPT"}
 ALL = (*tiny_models.ARCHITECTURES, *tiny_models.WITHIN_LIMITS, *tiny_models.HYBRIDS)
 
 
@@ -94,16 +100,20 @@ def load(
     *,
     max_num_seqs: int = len(KINDS),
     draft: LoadedModel | None = None,
+    num_draft_states: int = 70,
     **options: Any,
 ) -> TorchRunner:
     torch.set_num_threads(1)
     tiny_models.save(architecture, folder)
+    model = load_model(str(folder), device="cpu", dtype="float32")
+    of_states = {"num_snapshots": 40, "num_draft_states": num_draft_states}
     return TorchRunner(
-        dataclasses.replace(load_model(str(folder), device="cpu", dtype="float32"), draft=draft),
+        dataclasses.replace(model, draft=draft),
         num_blocks=200,
         block_size=tiny_models.BLOCK_SIZE,
         max_num_seqs=max_num_seqs,
         kernel_config=KernelConfig(threads=1, **options),
+        **of_states if model.states else {},
     )
 
 
@@ -175,22 +185,22 @@ def test_equals_what_is_said_without_drafts(architecture: Any, tmp_path: Path) -
     num_accepted_of_model = 0
     try:
         assert runner.info.takes_drafts
-        requests = asked(KINDS)
-        plain = drive(runner, requests, budget=512)
+        requests, options = asked(KINDS), {"budget": 512, "is_cached": runner.info.has_states}
+        plain = drive(runner, requests, **options)
         assert not any(step.num_drafts for step in plain.steps)
         texts = texts_of(plain)
         for most in (1, 4, 16):
             drafter = ToldDrafts(texts, runner.info.vocab_size, most, seed=most)
-            drafted = drive(runner, requests, budget=512, drafter=drafter)
+            drafted = drive(runner, requests, drafter=drafter, **options)
             assert said(drafted, KINDS) == said(plain, KINDS), most
             num_drafts = sum(step.num_drafts for step in drafted.steps)
             num_accepted = sum(step.num_accepted for step in drafted.steps)
             assert 0 < num_accepted < num_drafts
             assert len(drafted.steps) < len(plain.steps)
             # what was computed behind the drafts is a cache like any other
-            again = drive(runner, requests, budget=512)
+            again = drive(runner, requests, **options)
             assert said(again, KINDS) == said(plain, KINDS)
-            by_model = drive_by_model(runner, requests, most, budget=512)
+            by_model = drive_by_model(runner, requests, most, **options)
             assert said(by_model, KINDS) == said(plain, KINDS), most
             assert sum(step.num_drafts for step in by_model.steps)
             num_accepted_of_model += sum(step.num_accepted for step in by_model.steps)
@@ -228,7 +238,7 @@ def test_constraints_and_many_logprobs_are_those_behind_each_draft(
         runner.close()
 
 
-@pytest.mark.parametrize("architecture", named({"Llama", "Qwen3", "Qwen2, sliding window"}))
+@pytest.mark.parametrize("architecture", named({"Llama", "Qwen3", "Qwen2, sliding window", "LFM2"}))
 def test_drafts_beside_prompts_change_nothing(architecture: Any, tmp_path: Path) -> None:
     """Of five requests two run at a time, so prompts come beside rows that have drafts."""
     runner = load(architecture, tmp_path, max_num_seqs=2)
@@ -243,6 +253,42 @@ def test_drafts_beside_prompts_change_nothing(architecture: Any, tmp_path: Path)
             assert said(drafted, CONSTRAINED) == said(plain, CONSTRAINED), most
             num_beside += sum(step.num_drafts > 0 and step.has_prompts for step in drafted.steps)
         assert num_beside
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("architecture", named({"Qwen3.5", "LFM2"}))
+@pytest.mark.parametrize("max_num_seqs", [5, 2])
+def test_states_in_front_of_drafts_are_saved_given_up_and_computed_again(
+    architecture: Any, max_num_seqs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of answers, too, with which second turns begin."""
+    monkeypatch.setattr(state_marks, "_BACK", tiny_models.BLOCK_SIZE)
+    runner = load(architecture, tmp_path, max_num_seqs=max_num_seqs, num_draft_states=18)
+    num_preempted = num_cached = 0
+    try:
+        first = asked(KINDS)
+        texts = texts_of(drive(runner, first, budget=512, is_cached=True))
+        turns = [
+            dataclasses.replace(each, prompt=np.array(text, np.uint32), max_tokens=8)
+            for each, text in zip(first, texts, strict=True)
+        ]
+        kinds, requests = KINDS * 2, [*first, *turns]
+        for limits in ({"budget": 512}, {"budget": 512, "num_blocks": 34}, {"budget": 16}):
+            plain = drive(runner, requests, is_cached=True, **limits)
+            told = [
+                [*each.prompt.tolist(), *output.token_ids]
+                for each, output in zip(requests, plain.outputs, strict=True)
+            ]
+            for most in (1, 4, 16):
+                drafter = ToldDrafts(told, runner.info.vocab_size, most, seed=most)
+                drafted = drive(runner, requests, is_cached=True, drafter=drafter, **limits)
+                assert said(drafted, kinds) == said(plain, kinds), (limits, most)
+                assert sum(step.num_accepted for step in drafted.steps)
+                num_preempted += drafted.num_preemptions
+                num_cached += drafted.num_cached
+        assert num_cached
+        assert num_preempted
     finally:
         runner.close()
 
@@ -427,6 +473,13 @@ def test_others_are_not_drafted_and_the_log_says_so(
         assert drafter_of(config, runner.info, GRAMMARS) is None
     assert "speculative_config has no effect" in caplog.text
     assert drafter_of(CoreConfig(model=str(tmp_path), address=""), runner.info, GRAMMARS) is None
+
+
+def test_nothing_is_drafted_without_room_for_states(tmp_path: Path) -> None:
+    [hybrid] = named({"Qwen3.5"})
+    runner = load(*hybrid.values, tmp_path, num_draft_states=0)
+    runner.close()
+    assert not runner.info.takes_drafts
 
 
 def test_torchs_own_products_are_not_drafted(tmp_path: Path) -> None:

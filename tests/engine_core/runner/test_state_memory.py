@@ -11,13 +11,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slipstream_core.config import CoreConfig
+from slipstream_core.config import CoreConfig, SpeculativeConfig
 from slipstream_core.load_error import ModelLoadError
 from slipstream_core.model.host_memory import HostMemory
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.runner import torch_factory
 from slipstream_core.runner.kv_cache_size import block_bytes, no_room
-from slipstream_core.runner.state_memory import num_snapshots, states_bytes, with_states
+from slipstream_core.runner.state_memory import (
+    num_draft_states,
+    num_snapshots,
+    states_bytes,
+    with_states,
+)
 from slipstream_core.runner.torch_factory import load_runner
 from slipstream_lab.models import tiny_models
 
@@ -129,6 +134,34 @@ def test_the_prefix_cache_keeps_a_share_of_the_cache(
     assert num_snapshots(model, config(num_blocks=9, max_num_seqs=999), 100 * each) == 16
     assert num_snapshots(model, config(enable_prefix_caching=False), 1000 * each) == 0
     assert "prefix caching is off" not in caplog.text
+
+
+def test_drafts_take_states_of_the_cache(folder: Path, model: LoadedModel) -> None:
+    each = model.state_bytes
+    drafts = SpeculativeConfig(method="ngram", num_speculative_tokens=8)
+    for num, found in ((1000, 32), (200, 20), (40, 8), (8, 2), (3, 0)):
+        assert num_draft_states(model, config(speculative_config=drafts), num * each) == found
+    assert num_draft_states(model, config(), 1000 * each) == 0
+    cache = 1 << 20
+    given = CoreConfig(
+        model=str(folder),
+        address="a",
+        device="cpu",
+        dtype="float32",
+        kv_cache_gib=cache / 2**30,
+        max_num_seqs=10,
+    )
+    found_blocks = []
+    for speculative_config in (None, drafts):
+        runner = load_runner(replace(given, speculative_config=speculative_config))
+        runner.close()
+        info = runner.info
+        assert info.takes_drafts == (speculative_config is not None)
+        assert info.num_draft_states == (32 if info.takes_drafts else 0)
+        num_states = info.num_snapshots + info.num_draft_states + 10
+        found_blocks.append(runner.num_blocks)
+        assert runner.num_blocks == (cache - num_states * each) // block_bytes(model, 16)
+    assert found_blocks[1] < found_blocks[0]
 
 
 def test_a_share_that_was_set_is_kept_or_refused(

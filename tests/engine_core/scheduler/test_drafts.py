@@ -4,7 +4,8 @@ The scheduler, the unfolding of plans and the acceptance are the real ones. The 
 is a hash of what the cache holds in the places that its tables name, so a wrong table, a place that
 was overwritten, or a length that is off by one is another text. Drafts are right for a random
 number of tokens. A draft model reads a cache of its own in the same places: what is there of known
-tokens has to be right, or its drafts would seldom be.
+tokens has to be right, or its drafts would seldom be. A model with recurrent states keeps in each
+place of a state the tokens that it has seen: they have to be those that the row's table names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from random import Random
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +30,7 @@ from slipstream_core.drafting.step_costs import StepCosts
 from slipstream_core.media.places import places_of
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.drafts import accepted, only_accepted, unfold
-from slipstream_core.step.plan import ProposalPlan, StepPlan, StepResult
+from slipstream_core.step.plan import ProposalPlan, SnapshotPlan, StepPlan, StepResult
 from slipstream_ipc.arrays import Int64s
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
@@ -124,9 +126,17 @@ class Device:
     """Computes plans as they are launched, and gives the results later."""
 
     def __init__(
-        self, asked: dict[int, Asked], block_size: int, log: TokenLog, rng: Random
+        self,
+        asked: dict[int, Asked],
+        block_size: int,
+        log: TokenLog,
+        rng: Random,
+        num_slots: int | None = None,
     ) -> None:
-        self.log, self.rng = log, rng
+        """num_slots: of a model with recurrent states; None: it has none."""
+        self.log, self.rng, self.num_slots = log, rng, num_slots
+        self.states: dict[int, list[int]] = {}  # the tokens in front of a state, by place
+        self.num_read_behind_drafts = 0
         self.by_seed = {each.seed: each for each in asked.values()}
         self.block_size = block_size
         self.cache: dict[int, int] = {}  # token by place
@@ -149,6 +159,8 @@ class Device:
             if slot >= 0:
                 ids[at] = self.last[slot]
         self.cache.update(zip(rowwise.kv_slots.tolist(), ids, strict=True))
+        if self.num_slots is not None:
+            self.mix(plan, ids, self.num_slots)
         sampled = np.array(
             [
                 self.sample(rowwise, at, row)
@@ -163,6 +175,38 @@ class Device:
         lasts = result.token_ids[np.cumsum(counts) - 1]
         self.last.update(zip(plan.slots[plan.samples].tolist(), lasts.tolist(), strict=True))
         self.in_flight.append((plan, result))
+
+    def mix(self, plan: StepPlan, ids: list[int], num_slots: int) -> None:
+        """Continue the states of a plan's rows, whose tokens `ids` are."""
+        found = plan.snapshots or SnapshotPlan()
+        reads, writes, saves = dict[int, int](), dict[int, int](), dict[int, dict[int, int]]()
+        for slot, number in zip(found.load_slots.tolist(), found.loads.tolist(), strict=True):
+            self.states[slot] = self.states[num_slots + number]
+        fronts = zip(found.front_places.tolist(), found.front_saves.tolist(), strict=True)
+        self.states.update({num_slots + number: self.states[place] for place, number in fronts})
+        if found.alternation is not None:
+            rows = found.alternation.rows.tolist()
+            reads = dict(zip(rows, found.alternation.reads.tolist(), strict=True))
+            writes = dict(zip(rows, found.alternation.writes.tolist(), strict=True))
+        columns = (each.tolist() for each in (found.save_rows, found.save_lens, found.saves))
+        for row, length, number in zip(*columns, strict=True):
+            saves.setdefault(row, {})[length] = num_slots + number
+        before, written = dict(self.states), list[int]()
+        ends, nums = np.cumsum(plan.query_lens).tolist(), plan.query_lens.tolist()
+        for row, slot in enumerate(plan.slots.tolist()):
+            start = int(plan.kv_lens[row]) - nums[row]
+            seen = list(before[reads.get(row, slot)]) if start else []
+            assert seen == self.read(self.cache, slot, start), "another state"
+            for at in range(nums[row]):
+                seen = [*seen, ids[ends[row] - nums[row] + at]]
+                if (place := saves.get(row, {}).get(at + 1)) is not None:
+                    self.states[place] = seen
+                    written.append(place)
+            self.states[writes.get(row, slot)] = seen
+            written.append(writes.get(row, slot))
+        assert len(written) == len({*written}), "rows leave states in the same place"
+        assert not {*written} & {*reads.values()}, "a row reads what another one writes"
+        self.num_read_behind_drafts += len(reads)
 
     def foresee(self, plan: StepPlan, proposals: ProposalPlan) -> StepResult:
         """Each row's tokens as its request will say them, but for some that are wrong."""
@@ -210,9 +254,11 @@ DEAR, CHEAP = StepCosts(((1, 1.0), (64, 1.1))), StepCosts(((1, 0.01), (64, 0.01)
 STEEP = StepCosts(((1, 1.0), (9, 1.1), (10, 30.0), (64, 900.0)))
 
 
-def serve(rng: Random, *, by_model: bool = False) -> tuple[int, int]:
+def serve(rng: Random, *, by_model: bool = False, has_states: bool = False) -> tuple[int, int]:
     """Serve some requests to their ends; the steps, and those of them with drafts. by_model: from
-    a draft model, whose steps fail now and then, and from what some requests predict.
+    a draft model, whose steps fail now and then, and from what some requests predict. has_states:
+    of a model with recurrent states, whose steps with drafts fail now and then; the second number
+    is that of rows which went on from a state in front of drafts.
     """
     log, size = TokenLog(rows=2), rng.choice([1, 2, 4, 16])
     asked = {row: Asked(rng, row) for row in range(rng.randint(1, 6))}
@@ -224,12 +270,16 @@ def serve(rng: Random, *, by_model: bool = False) -> tuple[int, int]:
         draft_costs=CHEAP,
     )
     predicted = PredictionDrafter(model, num_speculative_tokens=4, costs=costs)
-    most_blocks = -(-MAX_LEN // size)
+    most_blocks, max_num_seqs = -(-MAX_LEN // size), rng.randint(1, 6)
+    of_states: dict[str, Any] = {}
+    if has_states:
+        of_states = {"has_states": True, "num_draft_states": rng.choice([1, 3, 16, 64])}
+        of_states["num_snapshots"] = rng.choice([0, 1, 3, 12])
     scheduler = scheduler_of(
         log,
         num_blocks=most_blocks * rng.choice([1, 1, 2, 4]) + 1,
         block_size=size,
-        max_num_seqs=rng.randint(1, 6),
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=rng.choice([8, 32, 512]),
         max_model_len=MAX_LEN,
         enable_prefix_caching=rng.random() < 0.6,
@@ -237,8 +287,9 @@ def serve(rng: Random, *, by_model: bool = False) -> tuple[int, int]:
         drafter=predicted if by_model else drafter,
         by_model=model if by_model else None,
         has_draft_model=by_model,
+        **of_states,
     )
-    device = Device(asked, size, log, rng)
+    device = Device(asked, size, log, rng, max_num_seqs if has_states else None)
     pending, live, cut = list(asked), set[int](), set[int]()
     num_steps = num_computed = idle = 0
     while pending or live or device.in_flight:
@@ -258,6 +309,11 @@ def serve(rng: Random, *, by_model: bool = False) -> tuple[int, int]:
             if done.is_proposal and rng.random() < 0.02:
                 assert not len(scheduler.fail(done))
                 continue
+            if has_states and result.draft_lens is not None and rng.random() < 0.05:
+                at_fault = scheduler.fail(done).tolist()
+                live.difference_update(at_fault)
+                cut.update(at_fault)
+                continue
             if result.draft_lens is not None:  # but for wrong drafts
                 num_computed -= int((1 + result.draft_lens - result.counts).sum())
             sampled = scheduler.complete(done, result.token_ids, result.counts)
@@ -276,6 +332,9 @@ def serve(rng: Random, *, by_model: bool = False) -> tuple[int, int]:
         assert row in cut or len(got) == each.most
     assert scheduler.num_free_blocks == scheduler.num_blocks - 1
     assert not drafter.rows
+    if has_states:
+        assert scheduler._blocks.draft_states.num_free == of_states["num_draft_states"]
+        return num_steps, device.num_read_behind_drafts
     if by_model:
         return num_steps, device.num_foreseen
     if not cut and not scheduler.num_preemptions:  # no right draft is computed again
@@ -311,6 +370,18 @@ def test_the_tokens_are_those_without_drafts(rng: Random) -> None:
 @settings(max_examples=150)
 def test_nor_do_drafts_of_a_model_change_them(rng: Random) -> None:
     serve(rng, by_model=True)
+
+
+@given(rng=st.randoms(use_true_random=False))
+@settings(max_examples=150)
+def test_nor_where_a_model_has_states(rng: Random) -> None:
+    serve(rng, has_states=True)
+
+
+@given(rng=st.randoms(use_true_random=False))
+@settings(max_examples=50)
+def test_nor_beside_a_draft_model_of_one_that_has(rng: Random) -> None:
+    serve(rng, by_model=True, has_states=True)
 
 
 @pytest.mark.parametrize(
@@ -522,9 +593,16 @@ def test_many_of_these_steps_have_drafts() -> None:
     assert totals[1] > 0.1 * totals[0]
 
 
+def test_many_of_these_go_on_from_a_state_in_front_of_drafts() -> None:
+    totals = np.sum([serve(Random(seed), has_states=True) for seed in range(20)], axis=0)
+    assert totals[1] > 0.05 * totals[0]
+
+
 if __name__ == "__main__":
     import sys
 
     for seed in range(int(sys.argv[1]), int(sys.argv[1]) + int(sys.argv[2])):
         serve(Random(seed))
         serve(Random(seed), by_model=True)
+        serve(Random(seed), has_states=True)
+        serve(Random(seed), by_model=True, has_states=True)

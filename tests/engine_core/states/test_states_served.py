@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers.new_requests import new_request
+from tests.helpers.told_drafts import ToldDrafts
 from tests.helpers.watched_rows import WatchedReasoning
 from transformers import AutoModelForCausalLM
 
@@ -36,7 +37,7 @@ NUM_OUTPUTS = 20
 # one token, exactly a block, one more, and longer than a step's budget
 PROMPT_LENS = (1, BLOCK, BLOCK + 1, 9, 31, 14)
 ROWS_AT_ONCE = 3
-MOST_SNAPSHOTS = 12
+MOST_SNAPSHOTS, MOST_DRAFTS = 12, 20
 NAMES = ("LFM2", "Qwen3.5")
 _NO_TOKEN = tiny_models.VOCAB_SIZE
 
@@ -135,13 +136,16 @@ def runner_of(model: LoadedModel, *, packs: bool) -> TorchRunner:
         max_num_seqs=ROWS_AT_ONCE,
         kernel_config=KernelConfig(threads=1, packs=packs),
         num_snapshots=MOST_SNAPSHOTS,
+        num_draft_states=MOST_DRAFTS,
     )
 
 
 class Loop:
     """Requests over one scheduler and runner, one step ahead.
 
-    doubles: steps in which the first row gets a token more than it was sampled.
+    doubles: steps in which the first row gets a token more than it was sampled. is_watched: each
+    row's reasoning is, which this output ends, if any (`end_at`); what follows has masks.
+    most_drafts: of a row in a step, right a random number of times.
     """
 
     def __init__(
@@ -155,11 +159,18 @@ class Loop:
         num_snapshots: int = 0,
         max_model_len: int = 60,
         is_watched: bool = False,
+        end_at: int | None = None,
+        most_drafts: int = 0,
         caches_answers: bool = True,
     ) -> None:
         self._runner, self._expected, self._doubles = runner, expected, doubles
         self._tokens = TokenLog()
-        self.num_failed = self.num_doubled = 0
+        self.num_failed = self.num_doubled = self.num_drafts = self.num_right = 0
+        texts = [
+            [*prompt, *output]
+            for prompt, output in zip(expected.prompts, expected.outputs, strict=True)
+        ]
+        drafter = ToldDrafts(texts, tiny_models.VOCAB_SIZE, most_drafts) if most_drafts else None
         self.scheduler = Scheduler(
             tokens=self._tokens,
             cache=CacheConfig(
@@ -168,13 +179,16 @@ class Loop:
                 enable_prefix_caching=True,
                 has_states=has_states,
                 num_snapshots=num_snapshots,
+                num_draft_states=MOST_DRAFTS,
                 caches_answers=caches_answers,
             ),
             max_num_seqs=ROWS_AT_ONCE,
             max_num_batched_tokens=16,
             max_model_len=max_model_len,
+            drafter=drafter,
         )
         for row, prompt in enumerate(expected.prompts):
+            end = _NO_TOKEN if end_at is None else expected.outputs[row][end_at]
             self._tokens.open(row)
             self._tokens.extend(row, np.array(prompt, np.uint32))
             self.scheduler.add(
@@ -188,7 +202,7 @@ class Loop:
                     min_p=0.0,
                     seed=0,
                     worker_ends=False,
-                    reasoning=WatchedReasoning(_NO_TOKEN) if is_watched else None,
+                    reasoning=WatchedReasoning(end) if is_watched else None,
                 )
             )
 
@@ -202,18 +216,25 @@ class Loop:
                 self._runner.launch(plan)
                 in_flight.append(plan)
             plan = in_flight.popleft()
+            if plan.awaits_masks:
+                num = len(self.scheduler.grammar_rows_of(plan))
+                self._runner.sample(plan, np.full((num, _NO_TOKEN // 32 + 1), -1, np.int32))
             try:
-                ids = self._runner.collect().token_ids
+                result = self._runner.collect()
             except StepFailed:
                 self.num_failed += 1
                 at_fault = self.scheduler.fail(plan)
                 assert not len(at_fault)
                 continue
             collected += 1
+            ids = result.token_ids
+            if result.counts is not None and result.draft_lens is not None:
+                self.num_drafts += int(result.draft_lens.sum())
+                self.num_right += int((result.counts - 1).sum())
             if collected in self._doubles and len(ids) and in_flight:
                 self._double(plan, ids)
             else:
-                self.scheduler.complete(plan, ids)
+                self.scheduler.complete(plan, ids, result.counts)
         return [
             self._tokens.read(row, len(prompt), self._tokens.length(row)).tolist()
             for row, prompt in enumerate(self._expected.prompts)
@@ -255,7 +276,7 @@ def fail_steps(runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, place: str)
     step, name = (FlatStep, "convolve") if runner._is_recorded else (StateStep, "mix")
     compute = getattr(step, name)
 
-    def fails(plan: StepPlan) -> Any:
+    def fails(plan: StepPlan, whole: StepPlan | None) -> Any:
         nonlocal num_forwards
         num_forwards += plan.num_requests > 1
         is_failing = plan.num_requests > 1 and num_forwards in (2, 5, 6)
@@ -273,7 +294,7 @@ def fail_steps(runner: TorchRunner, monkeypatch: pytest.MonkeyPatch, place: str)
 
             monkeypatch.setattr(step, name, once)
         try:
-            logits = forward(plan)
+            logits = forward(plan, whole)
         finally:
             monkeypatch.setattr(step, name, compute)
         if is_failing:
@@ -484,6 +505,59 @@ def test_a_state_of_the_wrong_place_is_seen(
 ) -> None:
     change_steps(monkeypatch, lambda rows: {**rows, "reads": rows["slots"]}, lambda _: None)
     loop = Loop(runner, expected, **WATCHED)
+    assert not all(right(loop.run(), expected))
+
+
+# --- drafts ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def drafting(model: LoadedModel) -> Iterator[TorchRunner]:
+    if kernels() is None:
+        pytest.skip("no C compiler")
+    runner = runner_of(model, packs=True)
+    assert runner.info.takes_drafts
+    yield runner
+    runner.close()
+
+
+@pytest.mark.parametrize("end_at", [None, 7])
+@pytest.mark.parametrize("most", [1, 4, 16])
+def test_rows_that_are_watched_are_drafted(
+    expected: Expected, drafting: TorchRunner, most: int, end_at: int | None
+) -> None:
+    """Where reasoning ends among drafts, the row goes on from the state in front of the next one,
+    and has no place for another any more.
+    """
+    loop = Loop(
+        drafting,
+        expected,
+        num_snapshots=MOST_SNAPSHOTS,
+        is_watched=True,
+        end_at=end_at,
+        most_drafts=most,
+    )
+    assert all(right(loop.run(), expected))
+    assert 0 < loop.num_right < loop.num_drafts
+    assert loop.scheduler.num_preemptions == 0
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_steps_with_drafts_that_fail(
+    expected: Expected, drafting: TorchRunner, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    fail_steps(drafting, monkeypatch, place)
+    loop = Loop(drafting, expected, num_snapshots=MOST_SNAPSHOTS, most_drafts=4)
+    assert all(right(loop.run(), expected))
+    assert loop.num_failed >= 2
+    assert loop.num_right > 0
+
+
+def test_a_state_behind_a_wrong_draft_is_seen(
+    expected: Expected, drafting: TorchRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_steps(monkeypatch, lambda rows: {**rows, "reads": rows["slots"]}, lambda _: None)
+    loop = Loop(drafting, expected, num_snapshots=MOST_SNAPSHOTS, most_drafts=4)
     assert not all(right(loop.run(), expected))
 
 

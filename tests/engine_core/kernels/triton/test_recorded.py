@@ -59,7 +59,9 @@ def test_equals_generate(
     )
     eager: list[StepPlan] = []
     as_it_comes = runner._forward
-    monkeypatch.setattr(runner, "_forward", lambda plan: (eager.append(plan), as_it_comes(plan))[1])
+    monkeypatch.setattr(
+        runner, "_forward", lambda plan, _: (eager.append(plan), as_it_comes(plan))[1]
+    )
     requests = [Request(prompt, NUM_TOKENS - n) for n, prompt in enumerate(prompts)]
     Driver(runner, budget=32).run(requests)
     caches = [weakref.ref(layer.keys) for layer in runner._layers]
