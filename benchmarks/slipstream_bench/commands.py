@@ -76,6 +76,10 @@ BENCHMARKS = {
         "gaps of streams while an adapter is loaded beside them",
         "slipstream_lab.adapter_loads",
     ),
+    "embeddings": (
+        "vectors of texts from a stack, beside sentence-transformers",
+        "slipstream_lab.embeddings",
+    ),
     "quantised": (
         "a model with matrices of 16, 8 and 4 bits beside float32",
         "slipstream_lab.models.quantised",
