@@ -128,6 +128,14 @@ HEADS_OF_GEMMA = {
     "sliding_window": 9,
     "tie_word_embeddings": False,  # tied ones of random weights repeat the last token
 }
+GEMMA_4 = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "sliding_window": 9,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "tie_word_embeddings": False,
+}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "LlamaConfig", {}),
     "llama with biases": ("llama", "LlamaConfig", {"attention_bias": True}),
@@ -165,6 +173,32 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
                 "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
             },
+        },
+    ),
+    "gemma4": (
+        "gemma4",
+        "Gemma4TextConfig",
+        {
+            **GEMMA_4,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 331,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma4 with experts": (
+        "gemma4",
+        "Gemma4TextConfig",
+        {
+            **GEMMA_4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
         },
     ),
     "phi3": ("phi3", "Phi3Config", {**NO_HEAD_DIM, "sliding_window": 11}),
@@ -512,6 +546,9 @@ def in_file(names: gguf.TensorNameMap, architecture: str, own: str) -> str:
 
 
 _SPELLED = {
+    "layer_scalar": "layer_scalar.weight",
+    "router.scale": "router.proj.scale",
+    "router.per_expert_scale": "experts.down_proj.scale",
     "router.weight": "router.layer.weight",
     "mlp.router.layer.weight": "mlp.router.weight",  # GPT-OSS's
     "mlp.gate.moe_statics": "mlp.moe_statics",
@@ -607,6 +644,8 @@ def _converted(
         return _of_granite(config, architecture, name, array)
     if ".experts." not in name:
         return {name: array}, lambda meant: meant[name]
+    if architecture == "gemma4":
+        return {f"{name}.weight": array}, lambda meant: meant[f"{name}.weight"]
     block = name.partition(".layers.")[2].partition(".")[0]
     name = f"model.layers.{block}.mlp.experts.{name.rpartition('.experts.')[2]}"
     if ".up_proj" in name or (architecture.startswith("nemotron") and "down_proj" in name):
@@ -710,7 +749,9 @@ def _write_settings(writer: gguf.GGUFWriter, config: Any, architecture: str) -> 
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    if architecture.startswith("nemotron"):
+    if architecture == "gemma4":
+        _write_gemma_4(writer, config)
+    elif architecture.startswith("nemotron"):
         kinds = config.layers_block_type
         writer.add_feed_forward_length(
             [config.intermediate_size * (each in ("mlp", "moe")) for each in kinds]
@@ -722,7 +763,7 @@ def _write_settings(writer: gguf.GGUFWriter, config: Any, architecture: str) -> 
         writer.add_head_count_kv(
             [config.num_key_value_heads * (each == "full_attention") for each in kinds]
         )
-    else:
+    elif architecture != "gemma4":
         heads = 1 if architecture == "deepseek2" else config.num_key_value_heads
         writer.add_head_count_kv(heads)
     if architecture in ("cohere2", "starcoder2"):
@@ -731,10 +772,11 @@ def _write_settings(writer: gguf.GGUFWriter, config: Any, architecture: str) -> 
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     if architecture.startswith("nemotron"):
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    first = config.per_layer_config[0] if architecture == "gemma4" else config
+    head_dim = getattr(first, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if architecture == "deepseek2":
         _write_latent_settings(writer, config)
-    elif head_dim * config.num_attention_heads != config.hidden_size:
+    elif architecture != "gemma4" and head_dim * config.num_attention_heads != config.hidden_size:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if architecture in _HALVED:
@@ -743,7 +785,7 @@ def _write_settings(writer: gguf.GGUFWriter, config: Any, architecture: str) -> 
     rope = whole.get("full_attention", whole)
     writer.add_rope_freq_base(rope["rope_theta"])
     rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-    if architecture in _HALVED or "partial_rotary_factor" in rope:
+    if architecture in _HALVED or (architecture != "gemma4" and "partial_rotary_factor" in rope):
         writer.add_rope_dimension_count(rotated)
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -769,14 +811,16 @@ def _write_settings(writer: gguf.GGUFWriter, config: Any, architecture: str) -> 
             writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
     elif architecture != "starcoder2" and (window := getattr(config, "sliding_window", None)):
         writer.add_sliding_window(window)
-        if architecture in ("olmo2", "exaone4"):
+        if architecture in ("olmo2", "exaone4", "gemma4"):
             writer.add_sliding_window_pattern([each == "sliding_attention" for each in kinds])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if (count := _num_experts(config)) is not None and architecture != "nemotron_h":
         writer.add_expert_count(count)
-        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_used_count(
+            config.top_k_experts if architecture == "gemma4" else config.num_experts_per_tok
+        )
         width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
         if not architecture.startswith(("llama", "granite")):
             writer.add_expert_feed_forward_length(width)
@@ -793,6 +837,33 @@ def _num_experts(config: Any) -> int | None:
     return next(
         (found for each in names if (found := getattr(config, each, None)) is not None), None
     )
+
+
+def _write_gemma_4(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Whose blocks differ in heads, keys and widths."""
+    kinds, shared = config.layer_types, config.num_kv_shared_layers
+    first = len(kinds) - shared
+    wide = 1 + config.use_double_wide_mlp
+    writer.add_feed_forward_length(
+        [config.intermediate_size * (wide if at >= first else 1) for at in range(len(kinds))]
+    )
+    each = [config.per_layer_config[at] for at in range(len(kinds))]
+    writer.add_head_count_kv([one.num_key_value_heads for one in each])
+    whole = each[kinds.index("full_attention")].head_dim
+    for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+        add(whole)
+    for add in (
+        writer.add_key_length_swa,
+        writer.add_value_length_swa,
+        writer.add_rope_dimension_count_swa,
+    ):
+        add(each[0].head_dim)
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    local = config.rope_parameters["sliding_attention"]["rope_theta"]
+    writer.add_rope_freq_base_swa(local)
+    if config.final_logit_softcapping is not None:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
 def _write_latent_settings(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -881,6 +952,8 @@ def _write_mamba(writer: gguf.GGUFWriter, kernel: int, state: int, groups: int) 
 
 def _rope_tensors(config: Any, architecture: str) -> Arrays:
     rope = getattr(config, "rope_parameters", None) or {}
+    if architecture == "gemma4":
+        return {"rope_freqs.weight": np.array([1] * 4 + [1e30] * 12, np.float32)}
     if rope.get("rope_type") == "longrope":
         return {
             f"rope_factors_{each}.weight": np.array(rope[f"{each}_factor"], np.float32)

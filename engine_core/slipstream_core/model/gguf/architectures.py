@@ -32,6 +32,8 @@ _LAYERS_OF_GEMMA_2_27B, _LAYERS_OF_GEMMA_3_27B = 46, 62
 _GEMMA_3_FULL = 6  # every sixth layer attends to all
 _HYBRIDS = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "lfm2", "lfm2moe")
 _LATENT = ("deepseek2",)
+_UNEVEN = ("gemma4",)  # which look themselves at what blocks have behind the first
+_UNROTATED = np.float32(1e30)  # divides frequencies until nothing turns
 _KINDS_OF_NEMOTRON = {
     "ssm_in": "linear_attention",
     "attn_q": "full_attention",
@@ -169,6 +171,8 @@ def _epsilon(header: Header) -> Config:
 def _one(header: Header, key: str, default: int | None) -> int:
     """The number that a key has for all blocks, or, in hybrids, for those with another than 0."""
     said = set(header.per_block(key, default))
+    if header.architecture in _UNEVEN:
+        return header.per_block(key, default)[0]
     if header.architecture in _HYBRIDS:
         said -= {0}
     if len(said) > 1:
@@ -452,6 +456,76 @@ def _gemma3(header: Header) -> Config:
             "sliding_attention": {"rope_type": "default", "rope_theta": local},
         },
     }
+
+
+def _gemma4(header: Header) -> Config:
+    head_dim, whole = header.integer("attention.key_length_swa"), _head_dim(header)
+    header.require("attention.value_length_swa", head_dim)
+    header.require("rope.dimension_count_swa", head_dim)
+    header.require("rope.dimension_count", whole)
+    windows, softcap = _windows(header), "final_logit_softcapping"
+    kinds = windows["layer_types"]
+    num_shared = header.integer("attention.shared_kv_layers", 0, least=0)
+    own = header.num_blocks - num_shared  # blocks with keys and values of their own
+    heads: dict[str, set[int]] = {kind: set() for kind in kinds}
+    for kind, each in zip(kinds, header.per_block("attention.head_count_kv"), strict=True):
+        heads[kind].add(each)
+    without = {
+        f"blk.{block}.attn_v.weight" not in header.tensors
+        for block, kind in enumerate(kinds[:own])
+        if kind == _kind(is_full=True)
+    }
+    width, *widths = header.per_block("feed_forward_length")
+    is_wide = bool(num_shared) and widths[-1] != width
+    expected = [width] * (own - 1) + [width * (1 + is_wide)] * num_shared
+    differing = len(set().union(*heads.values())) > 1 and without != {True}
+    if differing or len(without) > 1 or widths != expected or max(map(len, heads.values())) > 1:
+        raise header.metadata.error("has blocks that differ otherwise than Gemma 4's do")
+    num_experts = header.integer("expert_count", 0, least=0)
+    return {
+        "model_type": "gemma4_text",
+        "architectures": ["Gemma4ForCausalLM"],
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": False,
+        "head_dim": head_dim,
+        "global_head_dim": whole,
+        "attention_k_eq_v": without == {True},
+        "num_global_key_value_heads": next(iter(heads.get(_kind(is_full=True), ())), None),
+        "num_kv_shared_layers": num_shared,
+        "use_double_wide_mlp": is_wide,
+        "hidden_size_per_layer_input": header.integer(
+            "embedding_length_per_layer_input", 0, least=0
+        ),
+        "vocab_size_per_layer_input": header.tensors["token_embd.weight"].shape[0],
+        "final_logit_softcapping": header.number(softcap) if header.has(softcap) else None,
+        "enable_moe_block": bool(num_experts),
+        "num_experts": num_experts or None,
+        "top_k_experts": header.integer("expert_used_count", 0, least=0) or None,
+        "moe_intermediate_size": header.integer("expert_feed_forward_length", 0, least=0) or None,
+        **windows,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": header.number("rope.freq_base"),
+                "partial_rotary_factor": _rotated_part(header, whole),
+            },
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": header.number("rope.freq_base_swa"),
+            },
+        },
+    }
+
+
+def _rotated_part(header: Header, head_dim: int) -> float:
+    """The part of a head that positions turn, whose frequencies the converter divides by 1."""
+    divisors = np.array(_factors(header, _FREQS, head_dim // 2), np.float32)
+    turned = int((divisors == 1).sum())
+    if (divisors[:turned] != 1).any() or (divisors[turned:] != _UNROTATED).any():
+        raise header.metadata.error(
+            f"divides the frequencies of positions by {_FREQS!r} otherwise than Gemma 4 does"
+        )
+    return turned / len(divisors)
 
 
 def _phi3(header: Header) -> Config:
@@ -1005,6 +1079,7 @@ ARCHITECTURES: dict[str, Callable[[Header], Config]] = {
     "qwen35moe": _qwen3_5_moe,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "phi3": _phi3,
     "gpt-oss": _gpt_oss,
     "glm4": _glm4,

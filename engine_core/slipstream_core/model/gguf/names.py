@@ -253,6 +253,30 @@ _ARCHITECTURES: dict[str, Names] = {
     "qwen35moe": _qwen_3_5(_experts() | _SHARED_EXPERT),
     "gemma2": Names(_GEMMA_2, layouts=_plus_one(_GEMMA_2)),
     "gemma3": Names(_GEMMA_3, layouts=_plus_one(_GEMMA_3)),
+    "gemma4": Names(
+        _GEMMA_3
+        | {
+            "ffn_gate_inp": "router.proj",
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+            "ffn_gate_exps+ffn_up_exps": "experts.gate_up_proj",
+            "ffn_gate_up_exps": "experts.gate_up_proj",
+            "ffn_down_exps": "experts.down_proj",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+            "inp_gate": "per_layer_input_gate",
+            "proj": "per_layer_projection",
+            "post_norm": "post_per_layer_input_norm",
+            "layer_output_scale.weight": "layer_scalar",
+        },
+        _TOP
+        | {
+            "per_layer_token_embd": "model.embed_tokens_per_layer",
+            "per_layer_model_proj": "model.per_layer_model_projection",
+            "per_layer_proj_norm": "model.per_layer_projection_norm",
+        },
+    ),
     "phi3": Names(_NORMS | {"attn_qkv": "self_attn.qkv_proj"} | _ATTENTION | _FUSED_MLP),
     "gpt-oss": Names(
         _MOE | _SECOND_NORM | {"ffn_gate_inp": "mlp.router", "attn_sinks": "self_attn.sinks"},
@@ -329,7 +353,11 @@ _ARCHITECTURES: dict[str, Names] = {
     "minimax-m2": Names(_MOE | _NORMS_OF_HEADS | _scores("mlp.e_score_correction_bias")),
 }
 _BARE = ("sinks", "A_log", "D")  # parameters without .weight, as all of experts are
-_WITHOUT_KIND = ("ssm_a", "ssm_d", "exp_probs_b", "ffn_norm")  # as files have them
+_WITHOUT_KIND = (  # as files have them
+    *("ssm_a", "ssm_d", "exp_probs_b", "ffn_norm"),
+    *("ffn_gate_inp.scale", "ffn_down_exps.scale"),
+)
+_WITHOUT_KIND += ("ffn_gate_inp.scale", "ffn_down_exps.scale")  # as files have them
 # in the configuration: how positions are scaled
 _OF_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _NAME = re.compile(
@@ -402,7 +430,7 @@ def _parameter(
     elif stem in known and kind is not None:
         theirs, key = known[stem]
         parts = tuple(f"{before}{each}.{kind}" for each in key.split("+"))
-        is_bare = ".experts." in theirs or theirs.rpartition(".")[2] in _BARE
+        is_bare = ".experts." in f".{theirs}" or theirs.rpartition(".")[2] in _BARE
         suffix = f".{kind}" if not is_bare else "_bias" if kind == "bias" else ""
     else:
         return None

@@ -18,7 +18,7 @@ from slipstream_core.model.gguf.metadata import Metadata
 Json = dict[str, Any]
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # token types
-_BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"  # by ggml's names
+_BYTE_LEVEL, _SENTENCEPIECE, _GEMMA_4 = "gpt2", "llama", "gemma4"  # by ggml's names
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece's
 # whose special tokens take the spaces behind them away, but for these
 _PHI_3, _PHI_3_PLAIN = "phi3", ("<unk>", "<s>", "<|endoftext|>")
@@ -141,10 +141,10 @@ def read_vocabulary(metadata: Metadata, vocab_size: int) -> Vocabulary:
     """The vocabulary of a file. vocab_size: of the model. Raises GGUFError."""
     ggml = "tokenizer.ggml."
     model = metadata.text(f"{ggml}model")
-    if model not in (_BYTE_LEVEL, _SENTENCEPIECE):
+    if model not in (_BYTE_LEVEL, _SENTENCEPIECE, _GEMMA_4):
         raise metadata.error(
-            f"has a tokenizer of the kind {model!r}; served are {_BYTE_LEVEL!r} and "
-            f"{_SENTENCEPIECE!r}; {_INSTEAD}"
+            f"has a tokenizer of the kind {model!r}; served are {_BYTE_LEVEL!r}, "
+            f"{_SENTENCEPIECE!r} and {_GEMMA_4!r}; {_INSTEAD}"
         )
     tokens = metadata.texts(f"{ggml}tokens")
     if not tokens or len(tokens) > vocab_size:

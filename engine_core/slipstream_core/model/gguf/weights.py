@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,6 +54,8 @@ def load_weights(
         filled: set[int] = set()
         for parameter in found:
             target = own.pop(parameter.name, buffers.get(parameter.name))
+            if target is None and _is_unneeded(module, parameter.name):
+                continue
             if target is None:
                 raise GGUFError(
                     file, f"has tensor {parameter.tensors[0]!r}, which its configuration has not"
@@ -91,6 +95,15 @@ def load_weights(
     left = [each for each, weight in module.named_parameters() if id(weight) not in filled]
     if left := left + list(buffers):
         raise ModelLoadError(name, f"{file.name} lacks {len(left)} weights, {left[0]} among them")
+
+
+def _is_unneeded(module: PreTrainedModel, name: str) -> bool:
+    """True for a parameter that transformers ignores in checkpoints: Gemma's keys and values of
+    blocks that use another's.
+    """
+    both: tuple[Any, ...] = (module, module.base_model)
+    patterns = [each for one in both for each in one._keys_to_ignore_on_load_unexpected or ()]
+    return any(re.search(each, name) for each in patterns)
 
 
 def coded_bytes(name: str, file: Path) -> int:

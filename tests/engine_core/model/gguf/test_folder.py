@@ -206,6 +206,31 @@ def test_blocks_and_experts_that_are_not_understood_are_refused(
     assert said in refusal(tmp_path, tell, family)
 
 
+@pytest.mark.parametrize(
+    ("tell", "said"),
+    [
+        (lambda writer: writer.add_feed_forward_length([96, 64] * 3), "has blocks that differ"),
+        (lambda writer: writer.add_head_count_kv([2, 2, 1] * 2), "has blocks that differ"),
+        (lambda writer: writer.add_value_length_swa(8), "attention.value_length_swa"),
+        (lambda writer: writer.add_rope_dimension_count(8), "gemma4.rope.dimension_count"),
+    ],
+)
+def test_blocks_of_gemma_4_differ_as_they_do_or_are_refused(
+    tell: Callable[[gguf.GGUFWriter], None], said: str, tmp_path: Path
+) -> None:
+    assert said in refusal(tmp_path, tell, "gemma4")
+
+
+def test_parts_of_heads_that_turn_otherwise_are_refused(tmp_path: Path) -> None:
+    file = written(tmp_path, "gemma4")
+    tensor = read_gguf(file).tensors["rope_freqs.weight"]
+    content = bytearray(file.read_bytes())
+    content[tensor.start : tensor.start + 4] = np.float32(3).tobytes()
+    file.write_bytes(content)
+    with pytest.raises(GGUFError, match="otherwise than Gemma 4 does"):
+        unfold(file, cache=tmp_path / "cache")
+
+
 def test_embeddings_that_are_multiplied_are_no_head(tmp_path: Path) -> None:
     model = make_model("falcon-h1", tie_word_embeddings=True)
     file = write_gguf(tmp_path / "x.gguf", "falcon-h1", model)

@@ -246,17 +246,24 @@ def test_sentencepiece_gives_the_ids_of_sentencepiece(tmp_path: Path) -> None:
         assert ours.decode(expected) == model.DecodeIds(expected)
 
 
-def test_gemma_gives_the_ids_of_gemma(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["llama", "gemma4"])
+def test_gemma_gives_the_ids_of_gemma(kind: str, tmp_path: Path) -> None:
+    """Gemma 4's files have the merges that those of the others imply."""
     model = sentencepiece_model()
-    folder = unfolded(
-        tmp_path,
-        lambda writer: write_sentencepiece(writer, model, add_space_prefix=False),
-        model.vocab_size(),
-        "gemma2",
-    )
+    merges: list[list[str]] = []
+
+    def write(writer: gguf.GGUFWriter) -> None:
+        write_sentencepiece(writer, model, add_space_prefix=False)
+        if merges:
+            writer.add_tokenizer_model(kind)
+            writer.add_token_merges([" ".join(merge) for merge in merges])
+
+    folder = unfolded(tmp_path, write, model.vocab_size(), "gemma2")
+    merges = json.loads((folder / "tokenizer.json").read_bytes())["model"]["merges"]
+    if kind == "gemma4":
+        folder = unfolded(tmp_path, write, model.vocab_size(), "gemma2")
     ours = AutoTokenizer.from_pretrained(folder)
     vocab = {model.IdToPiece(at): at for at in range(model.vocab_size())}
-    merges = json.loads((folder / "tokenizer.json").read_bytes())["model"]["merges"]
     theirs = GemmaTokenizer(vocab=vocab, merges=[tuple(merge) for merge in merges])
     for text in TEXTS:
         if not any(each in text for each in SPECIAL):
