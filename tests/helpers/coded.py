@@ -29,6 +29,8 @@ FORMATS = {
         formats.Q6_K,
         formats.IQ4_NL,
         formats.IQ4_XS,
+        formats.IQ2_XS,
+        formats.IQ3_S,
         formats.MXFP4,
         Format("fp8_blocks", 8, "float8_e4m3", group=128, scale="float32"),
         Format("fp8_channel", 8, "float8_e5m2", scale="float32"),

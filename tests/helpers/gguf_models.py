@@ -447,13 +447,18 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "IQ4_NL")
 K_QUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 """Of 256 values, whose factors or codes take more bits in memory than in a file."""
-TYPES = ("F32", "F16", "BF16", *QUANTISED, *K_QUANTS)
-_RANDOM = (*K_QUANTS, "IQ4_NL")  # which the package cannot make, only read
+GRIDS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+"""Whose codes stand for several values."""
+TYPES = ("F32", "F16", "BF16", *QUANTISED, *K_QUANTS, *GRIDS)
+_RANDOM = (*K_QUANTS, *GRIDS, "IQ4_NL")  # which the package cannot make, only read
 # where their half-precision scales and offsets are, and how large: values around 0, as weights are
 _HALVES_AT = {
     "Q2_K": {80: 8e-3, 82: 1.5 * 8e-3},
     "Q3_K": {108: 8e-4},
     "IQ4_XS": {0: 5e-5},
+    **{kind: {0: 3e-3} for kind in ("IQ2_XXS", "IQ2_XS", "IQ2_S")},
+    "IQ3_XXS": {0: 1e-3},
+    "IQ3_S": {0: 1e-3},
     "Q4_K": {0: 8e-4, 2: 7.5 * 8e-4},
     "Q5_K": {0: 4e-4, 2: 15.5 * 4e-4},
     "Q6_K": {208: 1e-4},

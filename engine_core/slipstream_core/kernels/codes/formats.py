@@ -280,4 +280,27 @@ Q6_K = Format("q6_k", 6, group=16, scale="float16", zero=32, supergroup=256)
 _LEVELS = tuple(map(float, _FOUR_BIT_LEVELS))
 IQ4_NL = Format("iq4_nl", 4, _LEVELS, group=32, scale="float16")
 IQ4_XS = Format("iq4_xs", 4, _LEVELS, group=32, scale="float16", supergroup=256)
+
+
+def _signed(*magnitudes: float) -> tuple[float, ...]:
+    """A table of up to 8 magnitudes, and then of these with a sign."""
+    padded = (*magnitudes, *(0.0 for _ in range(8 - len(magnitudes))))
+    return (*padded, *(-each for each in padded))
+
+
+_OF_TWO_BITS = _signed(8 / 8, 25 / 8, 43 / 8)  # eighths, as factors are odd numbers here
+IQ2_XXS = Format("iq2_xxs", 4, _OF_TWO_BITS, group=32, scale="float16", supergroup=256)
+IQ2_XS = Format("iq2_xs", 4, _OF_TWO_BITS, group=16, scale="float16", supergroup=256)
+IQ2_S = Format("iq2_s", 4, _OF_TWO_BITS, group=16, scale="float16", supergroup=256)
+IQ3_XXS = Format(
+    "iq3_xxs",
+    4,
+    _signed(*(each / 4 for each in (4, 12, 20, 28, 36, 44, 52, 62))),
+    group=32,
+    scale="float16",
+    supergroup=256,
+)
+IQ3_S = Format(
+    "iq3_s", 4, _signed(*map(float, range(1, 16, 2))), group=32, scale="float16", supergroup=256
+)
 MXFP4 = Format("mxfp4", 4, FP4_VALUES, group=32, scale="e8m0")

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from slipstream_core.kernels.codes import formats
 from slipstream_core.kernels.codes.coded_matrix import CodedMatrix, Rows
 from slipstream_core.kernels.codes.formats import Codes, Format
+from slipstream_core.model.gguf.grids import grid
 from slipstream_core.model.gguf.reader import Tensor
 
 Bytes = npt.NDArray[np.uint8]
@@ -26,12 +27,16 @@ _AT_ONCE_BYTES = 1 << 24
 _EXPONENT, _E8M0_NAN = np.uint8(0x7C), np.uint8(0xFF)  # of a half's high byte; of MXFP4's scales
 _SCALES = {  # where halves begin in a block
     **dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q6_K": (208,),
 }
 _SIX, _FOUR, _TOP = np.uint8(0x3F), np.uint8(0x0F), np.uint8(0x30)  # masks of K-quants' factors
+_BYTES = np.arange(256, dtype=np.uint8)
+# of 8 signs, the 7 that are stored and one that makes their number even
+_SIGNS = _BYTES[:128] | np.unpackbits(_BYTES[:128, None], axis=1).sum(axis=1, dtype=np.uint8) << 7
 _MIDDLE = np.uint8(32)  # of factors of 6 bits with a sign
 
 
@@ -146,6 +151,53 @@ def _iq4_xs(blocks: Bytes) -> Codes:
     )
 
 
+def _iq2_xxs(blocks: Bytes) -> Codes:
+    words = _flat(blocks[..., 2:]).view("<u4").reshape(*blocks.shape[:2], 8, 2)
+    numbers = np.ascontiguousarray(words[..., 0]).view(np.uint8)
+    return _of_grid("IQ2_XXS", blocks, numbers, *_signs_and_factors(words[..., 1]))
+
+
+def _iq2_xs(blocks: Bytes) -> Codes:
+    numbers = _flat(blocks[..., 2:66]).view("<u2").reshape(*blocks.shape[:2], -1)
+    factors = _bits(blocks[..., 66:], 1, 4)
+    return _of_grid("IQ2_XS", blocks, numbers & 511, _SIGNS[numbers >> 9], factors)
+
+
+def _iq2_s(blocks: Bytes) -> Codes:
+    high = _bits(blocks[..., 66:74], 1, 2).reshape(*blocks.shape[:2], -1).astype(np.uint16)
+    factors = _bits(blocks[..., 74:], 1, 4)
+    return _of_grid("IQ2_S", blocks, blocks[..., 2:34] | high << 8, blocks[..., 34:66], factors)
+
+
+def _iq3_xxs(blocks: Bytes) -> Codes:
+    words = _flat(blocks[..., 66:]).view("<u4").reshape(*blocks.shape[:2], 8)
+    return _of_grid("IQ3_XXS", blocks, blocks[..., 2:66], *_signs_and_factors(words))
+
+
+def _iq3_s(blocks: Bytes) -> Codes:
+    high = _bits(blocks[..., 66:74], 1, 1).reshape(*blocks.shape[:2], -1).astype(np.uint16)
+    factors = _bits(blocks[..., 106:], 1, 4)
+    return _of_grid("IQ3_S", blocks, blocks[..., 2:66] | high << 8, blocks[..., 74:106], factors)
+
+
+def _signs_and_factors(words: npt.NDArray[np.uint32]) -> tuple[Bytes, npt.NDArray[np.uint32]]:
+    """Four times the signs of 8 values, and a factor in the highest bits: [n, blocks, 8]."""
+    shifts = np.arange(0, 28, 7, dtype=np.uint32)
+    return _SIGNS[words[..., None] >> shifts & 127], words >> 28
+
+
+def _of_grid(
+    name: str, blocks: Bytes, numbers: npt.NDArray[Any], signs: Bytes, factors: npt.NDArray[Any]
+) -> Codes:
+    """Codes of magnitudes in a grid, by their numbers, of which the highest bit is the sign; the
+    factors stand for odd numbers.
+    """
+    magnitudes = _flat(grid(name)[numbers])
+    negative = np.unpackbits(_flat(signs), axis=-1, bitorder="little")
+    odd = (factors * 2 + 1).astype(np.int8).reshape(len(blocks), -1)
+    return Codes(magnitudes | negative << 3, _half(blocks, 0), odd)
+
+
 def _mxfp4(blocks: Bytes) -> Codes:
     return Codes(_nibbles(blocks[..., 1:]), np.ascontiguousarray(blocks[..., 0]))
 
@@ -215,5 +267,10 @@ _WAYS: dict[str, tuple[Format, Callable[[Bytes], Codes]]] = {
     "Q6_K": (formats.Q6_K, _q6_k),
     "IQ4_NL": (formats.IQ4_NL, _q4_0),
     "IQ4_XS": (formats.IQ4_XS, _iq4_xs),
+    "IQ2_XXS": (formats.IQ2_XXS, _iq2_xxs),
+    "IQ2_XS": (formats.IQ2_XS, _iq2_xs),
+    "IQ2_S": (formats.IQ2_S, _iq2_s),
+    "IQ3_XXS": (formats.IQ3_XXS, _iq3_xxs),
+    "IQ3_S": (formats.IQ3_S, _iq3_s),
     "MXFP4": (formats.MXFP4, _mxfp4),
 }

@@ -357,7 +357,6 @@ _WITHOUT_KIND = (  # as files have them
     *("ssm_a", "ssm_d", "exp_probs_b", "ffn_norm"),
     *("ffn_gate_inp.scale", "ffn_down_exps.scale"),
 )
-_WITHOUT_KIND += ("ffn_gate_inp.scale", "ffn_down_exps.scale")  # as files have them
 # in the configuration: how positions are scaled
 _OF_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _NAME = re.compile(

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tests.helpers.gguf_models import K_QUANTS, TYPES
+from tests.helpers.gguf_models import GRIDS, K_QUANTS, TYPES
 
 from slipstream_core.model.gguf.blocks import coded_matrix, has_finite_scales, is_coded
 from slipstream_core.model.gguf.reader import Tensor, read_gguf
@@ -72,11 +72,11 @@ def test_codes_mean_what_the_package_says(kind: str, tmp_path: Path) -> None:
     assert np.array_equal(values.view(np.uint32), expected.view(np.uint32))
     ids = torch.tensor([5, 5, 0, ROWS - 1])
     assert np.array_equal(matrix.rows(ids).numpy(), expected[ids])
-    if kind not in K_QUANTS:  # whose factors take a byte here and 6 bits there
+    if kind not in (*K_QUANTS, *GRIDS):  # whose codes or factors take more bits here
         assert matrix.nbytes == tensor.nbytes
 
 
-@pytest.mark.parametrize("kind", [*SCALES, "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4"])
+@pytest.mark.parametrize("kind", [*SCALES, *GRIDS, "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4"])
 def test_a_scale_that_is_no_number_is_seen(kind: str, tmp_path: Path) -> None:
     tensor, _ = random_tensor(tmp_path / "x.gguf", kind)
     assert has_finite_scales(tensor)
