@@ -180,7 +180,7 @@ def _iq3_s(blocks: Bytes) -> Codes:
     return _of_grid("IQ3_S", blocks, blocks[..., 2:66] | high << 8, blocks[..., 74:106], factors)
 
 
-def _signs_and_factors(words: npt.NDArray[np.uint32]) -> tuple[Bytes, npt.NDArray[np.uint32]]:
+def _signs_and_factors(words: npt.NDArray[np.uint32]) -> tuple[Bytes, npt.NDArray[Any]]:
     """Four times the signs of 8 values, and a factor in the highest bits: [n, blocks, 8]."""
     shifts = np.arange(0, 28, 7, dtype=np.uint32)
     return _SIGNS[words[..., None] >> shifts & 127], words >> 28

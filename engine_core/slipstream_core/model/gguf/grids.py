@@ -19,7 +19,8 @@ def grid(name: str) -> npt.NDArray[np.uint8]:
     bits, width, packed = _GRIDS[name]
     flat = np.unpackbits(np.frombuffer(base64.b85decode(packed), np.uint8)).reshape(-1, bits)
     weights = np.uint8(1) << np.arange(bits - 1, -1, -1, dtype=np.uint8)
-    return (flat * weights).sum(axis=1, dtype=np.uint8).reshape(-1, width)
+    values: npt.NDArray[np.uint8] = (flat * weights).sum(axis=1, dtype=np.uint8)
+    return values.reshape(-1, width)
 
 
 # by name: bits of a value, values of a code, and all of them in base 85
