@@ -197,7 +197,11 @@ _GEMMA_3 = _GEMMA_2 | _NORMS_OF_HEADS
 _QWEN_3_NEXT = (
     _QWEN_3_5
     | _DELTA_NET
-    | {"attn_qkv+attn_gate": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
+    | {
+        "attn_qkv+attn_gate": "linear_attn.in_proj_qkvz",
+        "ssm_in": "linear_attn.in_proj_qkvz",  # in older files, as transformers has it
+        "ssm_ba": "linear_attn.in_proj_ba",
+    }
     | _experts()
     | _SHARED_EXPERT
 )

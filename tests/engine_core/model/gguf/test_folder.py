@@ -269,6 +269,7 @@ def test_files_have_some_parameters_in_two_ways() -> None:
     for architecture, tensor, name in (
         ("qwen35moe", "blk.0.ffn_gate_up_exps.weight", "mlp.experts.gate_up_proj"),
         ("deepseek2", "blk.0.attn_kv_b.weight", "self_attn.kv_b_proj.weight"),
+        ("qwen3next", "blk.0.ssm_in.weight", "linear_attn.in_proj_qkvz.weight"),
         ("glm4moe", "blk.0.exp_probs_b", "mlp.gate.e_score_correction_bias"),
     ):
         [found] = parameters_of(architecture, [tensor], 1)
