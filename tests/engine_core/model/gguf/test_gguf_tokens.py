@@ -168,6 +168,20 @@ def test_blocks_that_draft_are_left_out(tmp_path: Path) -> None:
     check(file, model, tmp_path / "cache")
 
 
+def test_keys_of_blocks_that_use_those_of_others_are_left_out(tmp_path: Path) -> None:
+    """Gemma's checkpoints have them, and transformers ignores them."""
+    model = make_model("gemma4")
+    last = model.config.num_hidden_layers - 1
+
+    def keyed(writer: gguf.GGUFWriter) -> None:
+        write_tokenizer(writer)
+        for name in ("attn_k", "attn_v", "attn_k_norm"):
+            writer.add_tensor(f"blk.{last}.{name}.weight", np.zeros((64, 64), np.float32))
+
+    file = write_gguf(tmp_path / "x.gguf", "gemma4", model, extra=keyed)
+    check(file, model, tmp_path / "cache")
+
+
 def test_blocks_of_nemotron_are_what_their_tensors_are(tmp_path: Path) -> None:
     """With transformers 5 the converter says that an MLP has no width."""
     model = make_model("nemotron_h")
