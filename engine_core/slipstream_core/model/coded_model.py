@@ -46,8 +46,15 @@ def dtype_of_matrices(headers: Mapping[str, TensorHeader], shell: nn.Module) -> 
 
 
 def has_more_than_matrices(shell: nn.Module) -> bool:
-    """True if a model has convolutions, or experts whose form is not known."""
-    return sum(each.dim() > 2 for each in shell.parameters()) != len(_expert_names(shell))
+    """True if a model has convolutions over several channels, or experts whose form is not known.
+
+    What is no more than a matrix by its shape, as a convolution of each channel, stays as it is.
+    """
+    known = set(_expert_names(shell))
+    return any(
+        sum(size > 1 for size in each.shape) > 2 and name not in known
+        for name, each in shell.named_parameters()
+    )
 
 
 def _expert_names(shell: nn.Module) -> list[str]:

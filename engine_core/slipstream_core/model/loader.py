@@ -213,7 +213,7 @@ def load_model(
         trial = _trial(name, config, text, trust_remote_code)
         layers, shell, towers, has_states, adaptations, attention = trial
         geometry = tuple(layers.values())
-        has_codes = not has_states and bool(quantized or gguf_file or quantization)
+        has_codes = bool(quantized or gguf_file or quantization)
         torch_dtype = dtype_of(dtype, target, config, has_codes=has_codes)
         if has_states:
             refuse_states(name, config, target, rank)
@@ -240,7 +240,7 @@ def load_model(
         counted_scale = take_counted_scale(name, config, text, limit, target)
         refuse_unseen_windows(name, config, text, layers, limit)
         is_wide = target.type == "cpu" and torch_dtype == torch.float32
-        is_coded = is_wide and not has_states
+        is_coded = is_wide
         if quantization is not None and gguf_file is not None:
             raise ModelLoadError(
                 name, f"quantization is {quantization!r}, but a GGUF file has types of its own"
@@ -413,7 +413,7 @@ def _not_online(
     if rank is not None:
         return "matrices that ranks share are not quantised; set tensor_parallel_size to 1"
     if not is_coded or has_more_than_matrices(shell):
-        return "convolutions, recurrent states and experts of an unknown form are not quantised"
+        return "convolutions over channels and experts of an unknown form are not quantised"
     return ""
 
 

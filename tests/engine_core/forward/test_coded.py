@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch import nn
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from slipstream_core.forward import trace
@@ -21,6 +22,8 @@ from slipstream_core.kernels.codes.coded_parameter import (
 from slipstream_core.kernels.codes.online import ONLINE, WITHOUT_ENDS
 from slipstream_core.kernels.cpu.kernels import kernels
 from slipstream_core.load_error import ModelLoadError
+from slipstream_core.model import loader
+from slipstream_core.model.coded_model import has_more_than_matrices
 from slipstream_core.model.host_memory import HostMemory
 from slipstream_core.model.loader import LoadedModel, load_model
 from slipstream_core.model.quantization import widen_codes
@@ -186,7 +189,9 @@ def test_a_format_for_no_matrix_is_refused_and_one_for_some_says_so(
     assert "no whole groups of 32 and are not quantised to q8_0" in caplog.text
 
 
-def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_quantised_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     narrow, _ = _save(tmp_path, "llama", torch.bfloat16)
     allowed = "fp8_per_block, fp8_per_channel, int8_per_channel_weight_only, q4_0, q8_0"
     for named in ("fp8", "compressed-tensors"):
@@ -196,10 +201,14 @@ def test_what_cannot_be_quantised_is_refused(tmp_path: Path) -> None:
             _load(narrow, named)
     with pytest.raises(ModelLoadError, match="a CPU that computes in float32 alone"):
         load_model(narrow, device="cpu", dtype="bfloat16", quantization="q8_0")
-    config = transformers.Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"])
-    transformers.Lfm2ForCausalLM(config).save_pretrained(tmp_path / "states")
-    with pytest.raises(ModelLoadError, match="convolutions, recurrent states and experts of an"):
-        _load(str(tmp_path / "states"), "q8_0")
+    monkeypatch.setattr(loader, "has_more_than_matrices", lambda _: True)
+    with pytest.raises(ModelLoadError, match="convolutions over channels and experts of an"):
+        _load(narrow, "q8_0")
+
+
+def test_convolutions_of_each_channel_stand_beside_codes() -> None:
+    assert has_more_than_matrices(nn.Conv1d(4, 6, 3))
+    assert not has_more_than_matrices(nn.Conv1d(4, 4, 3, groups=4))
 
 
 @pytest.mark.parametrize("kind", ["with biases", "with experts", "with turned experts"])

@@ -46,6 +46,10 @@ class CodedParameter(nn.Parameter):
     def __init__(self, matrix: CodedMatrix, experts: int = 0, *, is_turned: bool = False) -> None:
         """Made already."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> CodedParameter:
+        """Itself: codes do not change."""
+        return self
+
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         """Bytes of its codes and of what groups of them share."""
